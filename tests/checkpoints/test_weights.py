@@ -284,6 +284,16 @@ def test_integers_of_four_bits_in_bytes(tmp_path):
         np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
 
 
+def test_scales_of_an_activation(tmp_path):
+    """AutoAWQ adds them to Falcon, MPT, GPT-J and others: a parameter of one dimension."""
+    example = with_others(EXAMPLES["awq"]())
+    scales = example.tensors["transformer.h.0.ffn.act.scales"] = np.arange(1, 5, dtype=np.float16)
+    with wm.open(example.write(tmp_path)) as f:
+        assert f.weights["transformer.h.0.ffn.act.scales"].tolist() == scales.tolist()
+        assert "transformer.h.0.ffn.act.weight" not in f.weights
+        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+
+
 def test_a_matrix_of_one_block(tmp_path):
     """As ModelOpt writes FP8_PB_WO: a scale that is one number has no dimensions."""
     example = EXAMPLES["modelopt FP8_PB_WO"]()

@@ -254,8 +254,7 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
             del groups[parameter]
     shared = {parameter: layer for parameter in groups if (layer := _layer_of(parameter, groups, method)) is not None}
     layers = set(shared.values())
-    texts, entries = list[str](), list[int | dict[str, int]]()
-    grouped = set[str]()
+    grouped = dict[str, int | dict[str, int]]()
     for number, (name, piece) in enumerate(zip(names, role_of, strict=True)):
         if name.rpartition(".")[2] in method.markers or (piece is not None and piece[0] in layers):
             continue
@@ -268,16 +267,11 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
             name = piece[0]  # noqa: PLW2901 - the name of the parameter
             entry = group | groups[shared[name]] if name in shared else group
         if name in grouped:
-            pieces = next(
-                (group_names for text, group_names in zip(texts, entries, strict=True) if text == name), entry
-            )
-            numbers = [n for one in (entry, pieces) for n in ([one] if type(one) is int else one.values())]  # type: ignore[union-attr]
+            numbers = [n for one in (entry, grouped[name]) for n in ([one] if type(one) is int else one.values())]  # type: ignore[union-attr]
             stored_as = ", ".join(quoted(names[n]) for n in numbers)
             raise FormatError(f"parameter {quoted(name)} is stored twice: {stored_as}", field="quantization_config")
-        grouped.add(name)
-        texts.append(name)
-        entries.append(entry)
-    return texts, entries
+        grouped[name] = entry
+    return list(grouped), list(grouped.values())
 
 
 def _layer_of(parameter: str, groups: Mapping[str, Any], method: Method) -> str | None:

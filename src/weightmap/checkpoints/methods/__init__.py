@@ -266,7 +266,7 @@ class Method:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        for key in ("transform_config", "rotation_config", "rotation"):
+        for key in ("transform_config", "rotation_config", "spinquant_config", "rotation"):
             if settings.values.get(key):
                 settings.unsupported(key, "nothing: rotated weights are not turned back")
         self._left_out = [entry for key in self.lists for entry in settings.texts(key)]

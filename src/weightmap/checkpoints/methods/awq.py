@@ -11,7 +11,7 @@ from weightmap.checkpoints.methods._codings import Transposed
 from weightmap.checkpoints.pieced import Coding, Components, Layout, TargetTypes, integer_blocks, integers_fit, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from numpy.typing import NDArray
 
@@ -78,13 +78,16 @@ class Awq(Method):
             settings.unsupported(bits, "4")
         older = "q_group_size" in settings.values and "group_size" not in settings.values
         self.group_size: int = settings.integer("q_group_size" if older else "group_size", 128)
-        keys = ("version", "format", "checkpoint_format")
-        version = next((key for key in keys if settings.values.get(key) is not None), "version")
-        if settings.text(version, "gemm").lower() != "gemm":
-            settings.unsupported(version, "'gemm'")
+        for key in ("version", "format", "checkpoint_format"):
+            if settings.text(key, "gemm").lower() != "gemm":
+                settings.unsupported(key, "'gemm'")
         self.zeros: bool = settings.flag("zero_point", default=True)
         if "pack_method" in settings.values and not (self.zeros and settings.values["pack_method"] == "reorder"):
             settings.unsupported("pack_method", "'reorder', and zero points: others of AMD Quark are not decoded")
+
+    def belongs(self, roles: Collection[str], row: Any) -> bool:
+        """Return False for the scales of an activation, a parameter of one dimension, which AutoAWQ adds."""
+        return set(roles) != {"scales"} or len(row("scales").shape) > 1
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""

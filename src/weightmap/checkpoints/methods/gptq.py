@@ -79,9 +79,12 @@ class Gptq(Method):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         version = "format" if settings.values.get("checkpoint_format") is None else "checkpoint_format"
-        self.added: int = {"gptq": 1, "gptq_v2": 0}.get(settings.text(version, "gptq").lower(), -1)
+        stated = settings.text(version, "gptq").lower()
+        self.added: int = {"gptq": 1, "gptq_v2": 0}.get(stated, -1)
         if self.added < 0:
             settings.unsupported(version, "'gptq' or 'gptq_v2'")
+        if settings.text("format", stated).lower() != stated:
+            settings.refuse("format", f"{stated!r}, as checkpoint_format")
         if settings.flag("is_marlin_format"):
             settings.unsupported("is_marlin_format", "false")
         if settings.text("pack_dtype", "int32") != "int32":
