@@ -201,6 +201,35 @@ def test_patched_decodes_the_same_and_ends_with_its_block():
     assert (theirs.quants._apply_over_grouped_rows, theirs.LazyNumpyTensor.tofile) == before
 
 
+Q4_0 = np.array([[0x00, 0xFE, *range(16)], [0x00, 0x3C, *range(16)]], np.uint8)  # scales: NaN, and 1
+UNUSUAL = {
+    "tiny": ("quantize", "Q4_0", np.full(32, 1e-40, np.float32)),
+    "tiny with five bits": ("quantize", "Q5_0", np.full(32, -1e-40, np.float32)),
+    "zeros of both signs": ("quantize", "Q4_1", np.float32([0.0, -0.0] * 16)),
+    "zeros of both signs with five bits": ("quantize", "Q5_1", np.float32([0.0, -0.0] * 16)),
+    "NaN of its own bits": ("dequantize", "Q4_0", Q4_0),
+    "every second byte": ("dequantize", "Q4_0", np.repeat(Q4_0[1], 2)[::2]),
+    "bytes as pairs": ("dequantize", "Q4_0", np.zeros((1, 36), np.uint16)),
+    "no blocks": ("dequantize", "Q4_0", Q4_0[:0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_patched_quantises_and_decodes_unusual_blocks_the_same(case):
+    way, kind, data = UNUSUAL[case]
+
+    def outcome():
+        try:
+            return getattr(theirs.quants, way)(data, theirs.GGMLQuantizationType[kind]).tobytes()
+        except ValueError as error:
+            return str(error)
+
+    expected = outcome()
+    with patched():
+        assert outcome() == expected
+
+
 def test_tensors_are_written_some_rows_at_a_time(tmp_path):
     values = np.zeros((8192, 1024), np.float32)
     lazy = theirs.LazyNumpyTensor.from_eager(values).astype(np.float16)

@@ -362,9 +362,7 @@ _NARROW = 4
 # llama.cpp's converter. It describes each tensor as a tree of operations, which gguf-py evaluates whole when it writes
 # the tensor. `patched` evaluates the tree a few rows at a time, as far down as its operations work on rows.
 
-# The types whose quantiser produces gguf-py's bytes, for values that float16 can hold.
-_SAME = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
-_HALF_MAX = 65504.0
+_HALF_MAX = 65504.0  # the quantiser of q8_0 gives gguf-py's bytes for values that float16 can hold
 _ROW_ELEMENTS = 1 << 20  # in the rows to evaluate together
 # Qualified names of operations of a tree that work row by row; `_ROW_METHODS` has the methods.
 _ROW_OPERATIONS = (
@@ -382,14 +380,16 @@ def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     def convert(func: Any, arr: NDArray[Any], otype: Any, oshape: Sequence[int]) -> Any:
         name, kind = func.__name__, func.__self__.qtype.name.lower()
-        if name == "dequantize_rows" and kind in quantised.GGML_TYPES:
-            octets = np.ascontiguousarray(arr).reshape(-1).view(np.uint8)
-            return quantised.decode_ggml(octets, math.prod(oshape), kind, threads=access.cpus()).reshape(oshape)
+        octets = arr.dtype == np.uint8 and arr.flags.c_contiguous  # `theirs` raises an error for some others
+        if name == "dequantize_rows" and octets and arr.size and kind in quantised.GGML_TYPES:
+            values = quantised.decode_ggml(arr, math.prod(oshape), kind, threads=access.cpus())
+            if not np.isnan(values.min()):  # `theirs` keeps the bits of a NaN
+                return values.reshape(oshape)
         if name == "quantize_rows" and arr.dtype == np.float32 and arr.size:
             high = arr.max()
-            if kind == "bf16" and not np.isnan(high):  # `theirs` keeps the bits of a NaN
+            if kind == "bf16" and not np.isnan(high):
                 return arr.astype(ml_dtypes.bfloat16, order="C").view(np.uint8).reshape(oshape)
-            if kind in _SAME and high <= _HALF_MAX and arr.min() >= -_HALF_MAX:
+            if kind == "q8_0" and high <= _HALF_MAX and arr.min() >= -_HALF_MAX:
                 return quantised.encode_ggml(arr, kind, threads=access.cpus()).reshape(oshape)
         return theirs(func, arr, otype, oshape)
 
@@ -451,9 +451,9 @@ def _checking(theirs: Callable[..., None]) -> Callable[..., None]:
 def patched() -> Iterator[None]:
     """Make gguf-py, and so llama.cpp's `convert_hf_to_gguf.py`, faster, with little memory, within a ``with`` block.
 
-    Tensors are computed and written some rows at a time, and our kernels make and decode blocks and bfloat16. The
-    written bytes stay the same: where ours would differ, gguf-py's own code runs. Safetensors files are checked as by
-    `weightmap.open`.
+    Tensors are computed and written some rows at a time. Our kernels make bfloat16 and blocks of q8_0, and decode all
+    blocks. The written bytes stay the same: where ours would differ, gguf-py's own code runs. Safetensors files are
+    checked as by `weightmap.open`.
 
     Raises
     ------
