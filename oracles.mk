@@ -155,7 +155,7 @@ bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so
 
 # -------------------------------------------------------------------------------------------------------- whole workflows
 # Some of them: make workflows WORKFLOWS="loading --turns 9". llama.cpp is timed too where make llama-test has made its environment.
-## workflows: whole workflows of users, beside the tools they would run instead, into docs/benchmarks.md: an environment of 2 GB, an hour
+## workflows: whole workflows of users, beside the tools they would run instead, into docs/benchmarks.md: an environment of 2 GB, twenty minutes
 WORKFLOWS :=
 workflows: $(MODULE) $(ORACLES)workflows/.installed
 	@PYTHONPATH="$(CURDIR)/src:$(CURDIR)" $(if $(wildcard $(ORACLES)llama/.installed),WEIGHTMAP_LLAMA="$(abspath $(ORACLES)llama)") \
