@@ -72,10 +72,13 @@ def test_special_tokens_are_those_of_the_package_gguf(tmp_path, seed):
     gguf = pytest.importorskip("gguf")
     rng = random.Random(seed)
     config = {f"{kind}_token_id": rng.randrange(8) for kind in ("bos", "eos", "pad") if rng.random() < 0.4}
+    processor, settings = processor_of(rng), rng.choice([{}, settings_of(rng), settings_of(rng), settings_of(rng)])
+    if processor is not None and settings:  # gguf 0.19 differs from llama.cpp's script: see the next test
+        settings = {"bos_token": "<s>", **{key: value for key, value in settings.items() if key[:3] != "add"}}
     files = {
         "config.json": rng.choice([config, {"text_config": config}]),
-        "tokenizer.json": models.tokenizer(added_tokens=ADDED, post_processor=processor_of(rng)),
-        "tokenizer_config.json": rng.choice([{}, settings_of(rng), settings_of(rng), settings_of(rng)]),
+        "tokenizer.json": models.tokenizer(added_tokens=ADDED, post_processor=processor),
+        "tokenizer_config.json": settings,
     }
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
@@ -83,8 +86,38 @@ def test_special_tokens_are_those_of_the_package_gguf(tmp_path, seed):
     read = Files(lambda name: (tmp_path / name).read_bytes() if (tmp_path / name).exists() else None)
     ours = Special(read, files["config.json"], 7, [])
     assert ours.ids == theirs.special_token_ids
-    assert ours.adds == theirs.add_special_token
+    assert [kind for kind in ours.adds if ours.adds[kind]] == [
+        kind for kind, added in theirs.add_special_token.items() if added
+    ]
     assert merges_of_model(read, []) == theirs.merges
+
+
+BEGINS = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|begin|>"}}, {"Sequence": {"id": "A"}}]}
+LEVEL = {"type": "ByteLevel"}
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "adds"),
+    [
+        (BEGINS, {"add_bos_token": False}, True),
+        (BEGINS, {"bos_token": None}, True),
+        (LEVEL, {"add_bos_token": True}, False),
+        (LEVEL, {}, False),
+        ({"type": "Sequence", "processors": [LEVEL, BEGINS]}, {"add_bos_token": False}, True),
+        (None, {"add_bos_token": True}, True),
+    ],
+)
+def test_the_post_processor_decides_whether_texts_get_a_bos_token(converted, processor, settings, adds):
+    """As in transformers 5, and in llama.cpp's script."""
+    usual = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    files = {
+        "tokenizer.json": models.tokenizer(post_processor=processor),
+        "tokenizer_config.json": usual | settings,
+    }
+    metadata, warnings = converted(files)
+    assert warnings == ()
+    assert metadata["tokenizer.ggml.bos_token_id"] == 259
+    assert metadata["tokenizer.ggml.add_bos_token"] == adds
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class Special:
         for kind, name in names.items():
             adds = settings.get(f"add_{kind}_token")
             if isinstance(adds, bool):
-                self.adds[kind] = adds
+                self.adds.setdefault(kind, adds)  # transformers follows the post-processor
             self._set(kind, ids.get(name) if name else None)
 
     def _set(self, kind: str, number: Any) -> None:
@@ -106,7 +106,9 @@ class Special:
 
     def _add_processor(self, processor: Mapping[str, Any], names: dict[str, str], *, stated: bool) -> None:
         """Add a post-processor's settings; `stated`: the names come from ``tokenizer_config.json``."""
-        if processor.get("type") == "RobertaProcessing":
+        if processor.get("type") == "ByteLevel":
+            self.adds = {"bos": False, "eos": False, **self.adds}
+        elif processor.get("type") == "RobertaProcessing":
             self.adds |= {"bos": True, "eos": True, "sep": True}
             for kind, usual in (("cls", "bos"), ("sep", "eos")):
                 pair = processor.get(kind)
@@ -116,12 +118,10 @@ class Special:
             self._add_template(processor, names, stated=stated)
 
     def _add_template(self, processor: Mapping[str, Any], names: dict[str, str], *, stated: bool) -> None:
-        single, first, last = _template_steps(processor.get("single")), "", ""
-        if len(single) > 1:
-            first, last = _special(single[0]), _special(single[-1])
+        single = _template_steps(processor.get("single"))
+        first, last = (_special(single[0]), _special(single[-1])) if len(single) > 1 else ("", "")
         if first:
-            if not stated:
-                names["bos"] = first
+            names["bos"] = (stated and names["bos"]) or first
             self.adds["bos"] = first in (names["bos"], names["cls"])
             if not self.adds["bos"]:
                 self._notes.append(f"the tokenizer begins a text with {quoted(first)}, which is not its bos token")
