@@ -283,7 +283,15 @@ def test_a_prefix_is_taken_off(training, assign):
     refused(Net(), path, r"Missing key.*names below 'model\.': prefix='model\.' removes it")
     theirs = type("", (Net,), {"from_pretrained": None})
     refused(theirs(), path, r"Missing.*`from_pretrained` within `weightmap\.compat\.patched", include="model.norm.*")
-    refused(Net(), path, r"prefix is 'modle\.', which no tensor .* begin with 'model', 'optimizer'", prefix="modle.")
+
+
+@pytest.mark.parametrize("wrong", [{"extra": np.ones(2)}, {"norm.weight": np.ones(5)}])
+def test_a_model_of_transformers_has_a_loader_that_fits_names_and_shapes(net, tmp_path, wrong):
+    _, path = net
+    wm.save(tmp_path / "wrong.safetensors", load_file(path) | wrong)
+    theirs = type("", (Net,), {"from_pretrained": None})()
+    words = r"`from_pretrained` within `weightmap\.compat\.patched\(\)` renames, joins and transposes tensors as the"
+    refused(theirs, tmp_path / "wrong.safetensors", f"(Unexpected key|size mismatch).*; {words}")
 
 
 def test_names_are_chosen_and_changed(training):

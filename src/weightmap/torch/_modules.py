@@ -85,8 +85,8 @@ def load_into(
     StateError
         Names, shapes or types do not fit; a value would lose its kind (complex to real, float to integer); a parameter
         is on the device "meta" and ``assign=False``; a glob matches no tensor; or no name begins with `prefix`. It is a
-        RuntimeError; the module is unchanged. If names of a transformers model differ from the file's, as for fused
-        experts, load it by ``from_pretrained`` within `weightmap.compat.patched`.
+        RuntimeError; the module is unchanged. If names or shapes of a transformers model differ from the file's, as for
+        fused experts, load it by ``from_pretrained`` within `weightmap.compat.patched`.
     FormatError, OSError
         As `weightmap.open`.
     """
@@ -113,8 +113,8 @@ def load_into(
     except StateError as error:
         if strict and not prefix and (root := _root_of(targets, stored)):
             error.what = f"{error.what}; the file has such names below {root!r}: prefix={root!r} removes it"
-        elif strict and hasattr(module, "from_pretrained") and not targets.keys() <= state.keys():
-            remedy = "`from_pretrained` within `weightmap.compat.patched()` renames and joins tensors"
+        elif strict and hasattr(module, "from_pretrained") and error.what.startswith("Error(s) in loading"):
+            remedy = "`from_pretrained` within `weightmap.compat.patched()` renames, joins and transposes tensors"
             error.what = f"{error.what}; {remedy} as the model's library does"
         raise error.located(path=file_path) from None
     finish = _assign if assign else _fill
