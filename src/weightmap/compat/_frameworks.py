@@ -93,15 +93,10 @@ _TENSORFLOW = Framework("TensorFlow", devices=False, writable=False, deliver=_to
 _MLX = Framework("mlx", devices=False, writable=False, deliver=_to_mlx, module="mlx.core")
 
 _NAMED = {
-    "np": _NUMPY,
-    "numpy": _NUMPY,
-    "pt": _TORCH,
-    "torch": _TORCH,
-    "pytorch": _TORCH,
-    "flax": _JAX,
-    "jax": _JAX,
-    "tf": _TENSORFLOW,
-    "tensorflow": _TENSORFLOW,
+    **dict.fromkeys(("np", "numpy"), _NUMPY),
+    **dict.fromkeys(("pt", "torch", "pytorch"), _TORCH),
+    **dict.fromkeys(("flax", "jax"), _JAX),
+    **dict.fromkeys(("tf", "tensorflow"), _TENSORFLOW),
     "mlx": _MLX,
 }
 

@@ -362,7 +362,10 @@ _NARROW = 4
 # llama.cpp's converter. It describes each tensor as a tree of operations, which gguf-py evaluates whole when it writes
 # the tensor. `patched` evaluates the tree a few rows at a time, as far down as its operations work on rows.
 
-_HALF_MAX = 65504.0  # the quantiser of q8_0 gives gguf-py's bytes for values that float16 can hold
+# For values that float16 can hold, our quantisers of these types give gguf-py's bytes, unless a scale or a minimum is 0
+# in float16: gguf-py's bytes then depend on the CPU. Scale and minimum are as many bytes of a block, the first ones.
+_SAME = {"q8_0": 0, "q4_0": 2, "q5_0": 2, "q4_1": 4, "q5_1": 4}
+_HALF_MAX = 65504.0
 _ROW_ELEMENTS = 1 << 20  # in the rows to evaluate together
 # Qualified names of operations of a tree that work row by row; `_ROW_METHODS` has the methods.
 _ROW_OPERATIONS = (
@@ -389,8 +392,11 @@ def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
             high = arr.max()
             if kind == "bf16" and not np.isnan(high):
                 return arr.astype(ml_dtypes.bfloat16, order="C").view(np.uint8).reshape(oshape)
-            if kind == "q8_0" and high <= _HALF_MAX and arr.min() >= -_HALF_MAX:
-                return quantised.encode_ggml(arr, kind, threads=access.cpus()).reshape(oshape)
+            if kind in _SAME and high <= _HALF_MAX and arr.min() >= -_HALF_MAX:
+                blocks = quantised.encode_ggml(arr, kind, threads=access.cpus())
+                blocks = blocks.reshape(-1, quantised.GGML_TYPES[kind].block_bytes)
+                if blocks[:, : _SAME[kind]].view(np.float16).all():
+                    return blocks.reshape(oshape)
         return theirs(func, arr, otype, oshape)
 
     return convert
@@ -451,9 +457,9 @@ def _checking(theirs: Callable[..., None]) -> Callable[..., None]:
 def patched() -> Iterator[None]:
     """Make gguf-py, and so llama.cpp's `convert_hf_to_gguf.py`, faster, with little memory, within a ``with`` block.
 
-    Tensors are computed and written some rows at a time. Our kernels make bfloat16 and blocks of q8_0, and decode all
-    blocks. The written bytes stay the same: where ours would differ, gguf-py's own code runs. Safetensors files are
-    checked as by `weightmap.open`.
+    Tensors are computed and written some rows at a time. Our kernels make bfloat16, and blocks of q8_0, q4_0, q4_1,
+    q5_0 and q5_1; they decode all blocks. The written bytes stay the same: where ours would differ, gguf-py's own code
+    runs. Safetensors files are checked as by `weightmap.open`.
 
     Raises
     ------
