@@ -121,6 +121,39 @@ def test_transformers(both, tied, shard, dtype):
     both(use)
 
 
+def experts(name):
+    """A model whose experts are one parameter; Hugging Face stores them one by one, or transposed."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 24, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 64, "num_experts": 4}
+    if name == "Qwen3Moe":
+        return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape))
+    eyes = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 16}
+    eyes |= {"num_position_embeddings": 4, "deepstack_visual_indexes": [0]}
+    config = transformers.Qwen3VLMoeConfig(text_config=shape, vision_config=eyes)
+    return transformers.Qwen3VLMoeForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Moe", "Qwen3VLMoe"])
+def test_files_with_other_names_or_shapes_than_the_model(both, name):
+    """`from_pretrained` converts them; `load_into` refuses them, and names it."""
+
+    def use(folder):
+        model = experts(name)
+        model.save_pretrained(folder)
+        stored = wm.load(folder / "model.safetensors", mode="copy")
+        fused = {key: np.swapaxes(value, 1, 2) for key, value in stored.items() if value.ndim == 3}
+        wm.save(folder / "model.safetensors", stored | fused, metadata={"format": "pt"})
+        loaded = type(model).from_pretrained(folder).state_dict()
+        assert plain(loaded) == plain(model.state_dict())
+        assert bool(fused) == (name == "Qwen3VLMoe")
+        with pytest.raises(wm.torch.StateError, match=r"`from_pretrained` within `weightmap\.compat\.patched\(\)`"):
+            wm.torch.load_into(experts(name), folder)
+        return loaded
+
+    both(use)
+
+
 def test_accelerate(both):
     accelerate = pytest.importorskip("accelerate")
     from accelerate.utils import load_state_dict, save, set_module_tensor_to_device
