@@ -16,6 +16,7 @@ from tests.support import each, in_one_item
 import weightmap as wm
 from weightmap.cli import main
 from weightmap.core.bytes.open_source import read_small
+from weightmap.report.survey import survey
 
 AWQ, GPTQ = "awq", "gptq 4"
 MLX = {"group_size": 64, "bits": 4}
@@ -414,6 +415,29 @@ def test_codes_without_scales_under_a_configuration(tmp_path, name, kind):
         assert f[lone].tobytes() == array.tobytes()
         with pytest.raises(wm.FormatError, match=lone):
             dict(view)
+
+
+def test_differences_from_codes_are_not_measured(tmp_path, capsys):
+    """`diff` says so and names f.weights; a report on both refuses, and one on the checkpoint has no statistics."""
+    example = EXAMPLES["fp8 f32"]()
+    path = example.write(tmp_path / "model")
+    original = tmp_path / "original.safetensors"
+    original.write_bytes(st.build({example.name: stored(example.values)}))
+    for names in ((str(original), str(path)), (str(path), str(original))):
+        found = wm.diff(*names)
+        assert [(d.what, d.n_different, d.max_abs, d.rms) for d in found.changed] == [("dtype", None, None, None)]
+        said = f"values of 1 tensor of codes, such as '{example.name}': f.weights (--weights) compares the parameters"
+        assert list(found.notes) == [said]
+        page = tmp_path / "page.html"
+        assert main(["report", *names, str(page)]) == 3
+        assert "--weights takes the parameters" in capsys.readouterr().err
+        assert not page.exists()
+    assert wm.diff(wm.open(original), wm.open(path).weights).changed[0].rms < 0.01
+    with wm.open(path) as f:
+        statistics = {t.info.name: (t.numbers, t.costs) for t in survey(f, verify=False, progress=None).tensors}
+        of_parameters = survey(f.weights, verify=False, progress=None).tensors
+    assert statistics[example.name] == (None, {})
+    assert of_parameters[0].numbers.high == example.values.astype(BF16).max()
 
 
 @pytest.mark.parametrize("name", ["awq_gemm", "fp8_block_ragged"])

@@ -13,7 +13,7 @@ from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_ro
 from weightmap.conversion.tensors import dropped_because, file_metadata, vocab_keys
 from weightmap.core.arguments import names_moved
 from weightmap.core.formats import FORMATS
-from weightmap.core.model.codes import check_computable
+from weightmap.core.model.codes import check_computable, codes_among
 from weightmap.core.model.internals import check_unchanged, detach_index, folder_opened, name_of, parts_of, row_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.sharded import equal
@@ -125,10 +125,6 @@ class _Side:
     def __init__(self, file: TensorFile) -> None:
         self.file = file
         self.format = FORMATS.get(file.format)  # None for a model in files of several formats
-        self._names = set(file)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
 
     @functools.cached_property
     def directory(self) -> hub.ModelDirectory | None:
@@ -193,10 +189,16 @@ class _Side:
 def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None) -> DiffReport:
     notes: list[str] = []
     only_in_a, only_in_b = _only_in(a, b, "A", notes), _only_in(b, a, "B", notes)
+    takes = functools.partial(differ_in_type, a.file, b.file)
     for side in (a, b) if tolerance is not None else ():
-        check_computable(side.file, functools.partial(_differ_in_type, a, b), "comparing by value")
-    common = read_at_all(a.file, b.file, (name for name in a.file if name in b))
+        check_computable(side.file, takes, "comparing by value")
+    codes = {name for side in (a, b) for name in codes_among(side.file, takes)[0]}
+    if codes:
+        what = f"values of {counted(len(codes), 'tensor')} of codes, such as {quoted(min(codes))}"
+        notes.append(f"{what}: f.weights (--weights) compares the parameters")
+    common = read_at_all(a.file, b.file, (name for name in a.file if name in b.file))
     changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
+    changed = tuple(d._replace(n_different=None, max_abs=None, rms=None) if d.name in codes else d for d in changed)
     if tolerance is not None:
         changed = tuple(by_rows(d, row_of(a.file, d.name).dense, row_of(b.file, d.name).dense) for d in changed)
     metadata: tuple[tuple[str, Any, Any], ...] = ()
@@ -210,16 +212,16 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
     return DiffReport(name_of(a.file), name_of(b.file), only_in_a, only_in_b, changed, metadata, vocab, tuple(notes))
 
 
-def _differ_in_type(a: _Side, b: _Side, name: str) -> bool:
-    """Whether both sides have a tensor, of different types."""
-    return name in a and name in b and row_of(a.file, name).dtype != row_of(b.file, name).dtype
+def differ_in_type(a: TensorFile, b: TensorFile, name: str) -> bool:
+    """Whether both models have a tensor, of different types."""
+    return name in a and name in b and row_of(a, name).dtype != row_of(b, name).dtype
 
 
 def _only_in(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:
     """Return the names of tensors on only one side; names that `convert` leaves out become notes."""
     names = []
     for name in side.file:
-        if name in other:
+        if name in other.file:
             continue
         why = other.does_without(name, row_of(side.file, name).dense)
         if why is None:

@@ -161,7 +161,8 @@ class TensorDiff(NamedTuple):
         Dtype and shape in each file.
     n_different : int or None
         Number of elements whose bytes differ. If the dtypes differ, the number of elements whose values differ, for
-        floating-point and quantised tensors of one shape; None for other tensors.
+        floating-point and quantised tensors of one shape; None for other tensors, and for codes of a quantised
+        checkpoint.
     max_abs : float or None
         Largest absolute difference of two elements; NaN if one of them is not finite.
     rms : float or None

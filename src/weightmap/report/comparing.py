@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap._messages import counted
+from weightmap.conversion.compare import differ_in_type
 from weightmap.conversion.tensor_diffs import both, distances, has_numbers, pairs
 from weightmap.core.arguments import brief
+from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_unchanged, detach_index
 from weightmap.errors import TensorFileError
 from weightmap.report import charts
@@ -164,16 +166,15 @@ def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None
     for file in (a, b):
         check_unchanged(file)
         detach_index(file)
-    others = set(b)
-    common = [info for info in a.infos() if info.name in others]
+        check_computable(file, lambda name: differ_in_type(a, b, name), "comparing by value")
+    common = [info for info in a.infos() if info.name in b]
     total, done, compared = sum(info.nbytes for info in common), 0, []
     for info, places in zip(common, both(a, b, (info.name for info in common)), strict=True):
         compared.append(_pair(*places))
         done += info.nbytes
         if progress is not None:
             progress(done, total)
-    names_a = set(a)
-    only_in_a, only_in_b = tuple(n for n in a if n not in others), tuple(n for n in b if n not in names_a)
+    only_in_a, only_in_b = tuple(name for name in a if name not in b), tuple(name for name in b if name not in a)
     return Comparison(tuple(compared), only_in_a, only_in_b)
 
 

@@ -15,6 +15,7 @@ from weightmap.conversion.quantizer import Quantize, Quantizer
 from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
+from weightmap.core.model.codes import codes_among
 from weightmap.core.model.internals import names_of, rows_of
 from weightmap.core.native import quantised
 from weightmap.core.quant.blocks import QuantizedTensor, decode_chunks
@@ -327,14 +328,14 @@ def survey(model: TensorFile, *, verify: bool, progress: Callable[[int, int], No
         except TensorFileError as error:
             damage = str(error)
     tensors = []
-    sources = names_of(file)
+    sources, codes = names_of(file), codes_among(model, lambda _: True)[0]
     if len(sources) == 1:
         sources = dict.fromkeys(sources, "the file")
     done, quantizers = before, {scheme: Quantizer(Quantize(scheme)) for scheme in SCHEMES}
     for info, place in entries:
         numbers, costs, problem = None, {}, None
         try:
-            values = sample(place, max_elements)
+            values = None if info.name in codes else sample(place, max_elements)
             if values is not None:
                 numbers = numbers_of(values)
                 costs = costs_of(quantizers, info.name, place, values)
