@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.builders import safetensors as st
 from tests.checkpoints.checkpoints import EXAMPLES, MODULE, fp8_layer, stored
+from tests.support import in_one_item
 
 import weightmap as wm
 
@@ -292,6 +293,23 @@ def test_scales_of_an_activation(tmp_path):
         assert f.weights["transformer.h.0.ffn.act.scales"].tolist() == scales.tolist()
         assert "transformer.h.0.ffn.act.weight" not in f.weights
         np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+
+
+@in_one_item("name", ["fp8 f32", "float8 tensor", "packed 4", "nvfp4", "modelopt nvfp4"])
+def test_scales_of_activations_alone(tmp_path, name):
+    """As mixed checkpoints keep them beside weights of floats: the weight is plain, and codes lack their scales."""
+    example = EXAMPLES[name]()
+    example.tensors["extra.input_scale"] = np.float32(0.5).reshape(())
+    for array in (np.ones((4, 8), np.float32), np.ones((4, 8), ml_dtypes.float8_e4m3fn)):
+        example.tensors["extra.weight"] = array
+        with wm.open(example.write(tmp_path)) as f:
+            if array.dtype == np.float32:
+                assert f.weights["extra.weight"].tolist() == array.tolist()
+                assert f.weights["extra.input_scale"] == 0.5
+            else:
+                with pytest.raises(wm.FormatError, match=r"extra"):
+                    f.weights["extra.weight"]
+            np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
 
 
 def test_a_matrix_of_one_block(tmp_path):

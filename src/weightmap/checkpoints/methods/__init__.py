@@ -271,9 +271,13 @@ class Method:
                 settings.unsupported(key, "nothing: rotated weights are not turned back")
         self._left_out = [entry for key in self.lists for entry in settings.texts(key)]
 
-    def belongs(self, roles: Collection[str], row: Any) -> bool:  # noqa: ARG002 - for methods with ambiguous names
-        """Whether tensors with these endings are pieces of a parameter; ``row(role)`` returns the row of one."""
-        return True
+    def belongs(self, roles: Collection[str], row: Any) -> bool:
+        """Whether tensors with these endings are pieces of a parameter; ``row(role)`` returns the row of one.
+
+        A weight that is a float, beside scales of activations alone, is a parameter by itself.
+        """
+        of_weight = {role for role in roles if not role.startswith(("input_", "activation_"))}
+        return len(of_weight) == len(roles) or of_weight != {"weight"} or row("weight").dtype.name not in FLOATS
 
     def layers_of(self, parameter: str) -> Sequence[str]:  # noqa: ARG002 - most share no pieces
         """Return possible names of the parameter with the matrices of all experts, from the name of one expert's."""

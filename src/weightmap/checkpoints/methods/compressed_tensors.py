@@ -163,8 +163,6 @@ class _Weights:
     def __init__(self, settings: Settings, whole: str, rules: Settings) -> None:
         self.settings = rules
         self.format: str = settings.text("format", whole)
-        if self.format == "mixed-precision":
-            settings.refuse("format", "a format of each group")
         self.bits: int = rules.integer("num_bits", 8)
         self.kind: str = rules.text("type", "int")
         self.symmetric: bool = rules.flag("symmetric", default=True)

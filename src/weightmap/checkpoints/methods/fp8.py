@@ -65,7 +65,7 @@ class Fp8(Method):
         if set(roles) <= {"weight", "scale"} and "scale" in roles:
             codes = "weight" in roles and row("weight").dtype.name in self.coded
             return codes or row("scale").dtype.name == EXPONENTS[1]
-        return True
+        return super().belongs(roles, row)
 
     def layers_of(self, parameter: str) -> Sequence[str]:
         """Implement `Method.layers_of`."""
