@@ -295,6 +295,17 @@ def test_scales_of_an_activation(tmp_path):
         np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
 
 
+def test_parameters_that_have_names_of_pieces(tmp_path):
+    """Of MLX: a weight of floats is plain, whatever lies beside it."""
+    example = with_others(EXAMPLES["mlx nvfp4"]())
+    names = ("a.weight", "a.biases", "b.weight", "b.scales", "b.global_scale")
+    others = {name: np.ones(4, np.float32) for name in names}
+    example.tensors |= others
+    with wm.open(example.write(tmp_path)) as f:
+        assert [f.weights[name].tolist() for name in others] == [array.tolist() for array in others.values()]
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+
+
 @in_one_item("name", ["fp8 f32", "float8 tensor", "packed 4", "nvfp4", "modelopt nvfp4"])
 def test_scales_of_activations_alone(tmp_path, name):
     """As mixed checkpoints keep them beside weights of floats: the weight is plain, and codes lack their scales."""

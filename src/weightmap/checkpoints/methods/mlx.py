@@ -79,10 +79,11 @@ class Mlx(Method):
     Other modes have ``weight`` uint32 (out, in * bits / 32) and ``scales`` uint8 (out, in / group_size): ``mxfp4`` is
     `Fp4` and ``mxfp8`` `Mxfp8`, both with exponents for 32 columns, ``nvfp4`` is `Nvfp4` with scales for 16. The name
     of a module, as a key, sets the three values for that module, with MLX's defaults, or is false: the module is not
-    quantised. Pieces of a layer's experts have an additional first dimension.
+    quantised. Pieces of a layer's experts have an additional first dimension. A scale of the tensor, for which MLX's
+    layers have no name and other programs have several meanings, is refused.
     """
 
-    endings: ClassVar[tuple[str, ...]] = (".weight", ".scales", ".biases")
+    endings: ClassVar[tuple[str, ...]] = (".weight", ".scales", ".biases", ".global_scale", ".globalScale")
     coded: ClassVar[tuple[str, ...]] = ("uint32",)
 
     def __init__(self, settings: Settings) -> None:
@@ -104,7 +105,7 @@ class Mlx(Method):
 
     def belongs(self, roles: Any, row: Any) -> bool:
         """Whether a weight is words of codes: ``scales`` and ``biases`` may themselves be parameters."""
-        return "weight" in roles and ("scales" not in roles or row("weight").dtype.name == "uint32")
+        return "weight" in roles and row("weight").dtype.name == "uint32"
 
     def leaves_out(self, module: str) -> bool:
         """Implement `Method.leaves_out`: modules with false."""
