@@ -323,6 +323,19 @@ def test_scales_of_activations_alone(tmp_path, name):
             np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
 
 
+@in_one_item(
+    "name", ["packed 4", "packed 4 experts", "int8 channel", "float8 tensor", "nvfp4", "mxfp4", "mxfp6", "mxfp8"]
+)
+def test_scales_of_activations(tmp_path, name):
+    """Of compressed-tensors: each format of weights goes with each of activations, such as NVFP4."""
+    example = EXAMPLES[name]()
+    for role in ("input_scale", "input_global_scale", "input_zero_point"):
+        example.tensors[example.name.replace("weight", role)] = np.ones(1, np.float32)
+    with wm.open(example.write(tmp_path)) as f:
+        assert list(f.weights) == [example.name]
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+
+
 def test_a_matrix_of_one_block(tmp_path):
     """As ModelOpt writes FP8_PB_WO: a scale that is one number has no dimensions."""
     example = EXAMPLES["modelopt FP8_PB_WO"]()

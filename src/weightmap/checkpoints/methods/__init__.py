@@ -207,9 +207,9 @@ class Group:
         return self.refuse("shape", role, actual=list(row.shape), expected=" or ".join(texts))
 
     def only(self, *roles: str) -> None:
-        """Refuse pieces other than these."""
+        """Refuse pieces other than these, and than scales of inputs."""
         for role in self.names:
-            if role not in roles:
+            if role not in roles and not role.startswith("input_"):
                 others = ", ".join(quoted(self.names[other]) for other in self.names if other in roles)
                 msg = f"tensor {quoted(self.names[role])} does not go with {others}"
                 raise FormatError(msg, field="quantization_config")

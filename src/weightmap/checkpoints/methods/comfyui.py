@@ -65,7 +65,7 @@ class ComfyUI(Method):
         scales = next((role for role in _SCALES if role in group), None)
         if scales is None:
             group.missing(_SCALES[0])
-        group.only("weight", scales, "comfy_quant", "scale_input", "input_scale")
+        group.only("weight", scales, "comfy_quant", "scale_input")
         return scaled(group, "comfyui fp8", "weight", scales, (kind,), 0, 0)
 
 

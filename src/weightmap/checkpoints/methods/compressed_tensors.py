@@ -296,8 +296,7 @@ class CompressedTensors(Method):
 
     def packed(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of pack-quantized weights."""
-        roles = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
-        group.only(*roles, "input_scale", "input_zero_point")
+        group.only("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
         bits = weights.bits
         if not 1 <= bits <= 8 or weights.kind != "int":
             weights.settings.unsupported("num_bits", "1 to 8 bits of type 'int'")
@@ -357,7 +356,7 @@ class CompressedTensors(Method):
 
     def whole(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of int-quantized and float-quantized weights."""
-        group.only("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
+        group.only("weight", "weight_scale", "weight_zero_point")
         kind = {"int-quantized": "int", "float-quantized": "float"}.get(weights.format, weights.kind)
         if kind != weights.kind or weights.bits not in (range(1, 9) if kind == "int" else [8]):
             weights.settings.unsupported("num_bits", f"{'1 to ' * (kind == 'int')}8 bits of type {kind!r}")
@@ -374,20 +373,20 @@ class CompressedTensors(Method):
 
     def nvfp4(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of NVFP4 weights."""
-        group.only("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale", "input_scale")
+        group.only("weight_packed", "weight_scale", "weight_global_scale")
         self._floats(weights, 4, 16)
         name, whole = f"compressed-tensors {weights.format}", "weight_global_scale"
         return fp4(group, name, "weight_packed", "weight_scale", 16, FLOAT8[:1], whole=whole, divides=True)
 
     def mxfp4(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of MXFP4 weights."""
-        group.only("weight_packed", "weight_scale", "input_scale")
+        group.only("weight_packed", "weight_scale")
         self._floats(weights, 4, 32)
         return fp4(group, f"compressed-tensors {weights.format}", "weight_packed", "weight_scale", 32, EXPONENTS)
 
     def mxfp6(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of MXFP6 weights."""
-        group.only("weight_packed", "weight_scale", "input_scale")
+        group.only("weight_packed", "weight_scale")
         self._floats(weights, 6, 32)
         rows, octets = group.check("weight_packed", ("uint8",), (None, None))
         if octets % 24:
@@ -398,7 +397,7 @@ class CompressedTensors(Method):
 
     def mxfp8(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of MXFP8 weights."""
-        group.only("weight", "weight_scale", "input_scale")
+        group.only("weight", "weight_scale")
         self._floats(weights, 8, 32)
         columns = group.check("weight", FLOAT8[:1], (None, None))[1]
         if columns % 32:

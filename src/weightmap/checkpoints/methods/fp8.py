@@ -97,7 +97,7 @@ class Fp8(Method):
         scales = next((role for role in _SCALES if role in group), None)
         if scales is None:
             group.missing("weight_scale_inv" if self.block else "weight_scale")
-        group.only("weight", scales, "input_scale", "activation_scale", "input_scale_ub")
+        group.only("weight", scales, "activation_scale")
         if len(group.row("weight").shape) > 2:
             return self._experts(group, scales)
         shape, kind = group.row(scales).shape, group.row("weight").dtype.name

@@ -166,7 +166,7 @@ class ModelOpt(Method):
             expected = "none: columns that were multiplied are not divided"
             group.refuse("factors", "pre_quant_scale", actual="stored", expected=expected, kind=UnsupportedError)
         whole = _FP4.get(algorithm, _MXFP4)[2]
-        group.only("weight", "weight_scale", "input_scale", *([whole] if whole else []))
+        group.only("weight", "weight_scale", *([whole] if whole else []))
         if not group.fused:
             return self._matrix(group, algorithm, settings)
         if algorithm == "FP8_PB_WO":
