@@ -186,6 +186,17 @@ def test_a_script_within_patched_writes_the_same_bytes(tmp_path):
     assert written[0] == written[1]
 
 
+def test_a_script_by_its_link_finds_the_modules_beside_it(tmp_path):
+    folder = tmp_path / "llama.cpp"
+    folder.mkdir()
+    (folder / "conversion.py").write_text("answer = 42")
+    (folder / "convert.py").write_text("import conversion; print(conversion.answer)")
+    (tmp_path / "link.py").symlink_to(folder / "convert.py")
+    for how in ([], ["-m", "weightmap.compat.gguf"]):
+        command = [sys.executable, "-W", "ignore", *how, tmp_path / "link.py"]
+        assert subprocess.run(command, check=True, capture_output=True).stdout == b"42\n"
+
+
 def test_patched_decodes_the_same_and_ends_with_its_block():
     before = (theirs.quants._apply_over_grouped_rows, theirs.LazyNumpyTensor.tofile)
     for path in TRUTH:

@@ -493,7 +493,7 @@ def _main(arguments: list[str]) -> None:
     """Run a script of llama.cpp within `patched`, with the gguf-py beside it, if any."""
     if not arguments:
         raise SystemExit("usage: python -m weightmap.compat.gguf convert_hf_to_gguf.py ARGS...")
-    folder = os.path.dirname(os.path.abspath(arguments[0]))
+    folder = os.path.dirname(os.path.realpath(arguments[0]))
     sys.path[0] = folder
     if "NO_LOCAL_GGUF" not in os.environ and os.path.isdir(package := os.path.join(folder, "gguf-py")):
         sys.path.insert(1, package)
