@@ -156,6 +156,7 @@ ROWS = [
     ("auto-round rows", piece("weight_scale", lambda a: a[:5]), "q_proj.weight_scale"),
     ("auto_round", config(rotation_config={"algorithm": "hadamard"}), "rotation_config"),
     ("auto_round", config(spinquant_config={"algorithm": "spinquant"}), "spinquant_config"),
+    ("modelopt nvfp4", extra("svdquant_lora_a", (2, 64)), "q_proj.svdquant_lora_a' does not go with"),
     ("mlx nvfp4", extra("global_scale", ()), "q_proj.global_scale' does not go with"),
     ("mlx nvfp4 experts", extra("globalScale", ()), "q_proj.globalScale' does not go with"),
     ("int8 channel", piece("weight_scale"), "q_proj.weight' is int8, and its scales are missing"),

@@ -109,6 +109,7 @@ class ModelOpt(Method):
 
     endings: ClassVar[tuple[str, ...]] = (
         *(".weight", ".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale"),
+        *(".svdquant_lora_a", ".svdquant_lora_b"),
     )
     fused: ClassVar[tuple[str, ...]] = ("_weight_scale", "_weight_scale_2", "_input_scale")
     coded: ClassVar[tuple[str, ...]] = (*FLOAT8, "uint8")
