@@ -15,7 +15,14 @@ if not os.environ.get("WEIGHTMAP_EXPERTS"):
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch")
 
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.utils import logging  # noqa: E402
 
 from weightmap.torch import StateError, load_into, serve_experts  # noqa: E402
@@ -127,8 +134,19 @@ def test_what_does_not_fit_leaves_the_module_unchanged(tmp_path):
         with wm.open(tmp_path / f"{file_name}.safetensors") as file, file.pool(1 << 20) as pool:
             with pytest.raises(error, match="experts"):
                 serve_experts(served, pool)
-            with pytest.raises(wm.UnsupportedError, match="modules called experts"):
+            with pytest.raises(wm.UnsupportedError, match="one with experts"):
                 serve_experts(torch.nn.Linear(2, 2), pool)
             with pytest.raises(wm.UnsupportedError, match="ModuleList of modules of"):
                 serve_experts(torch.nn.ModuleDict({"experts": torch.nn.Sequential(torch.nn.Linear(2, 2))}), pool)
     assert torch.equal(logits(served), logits(resident))
+
+
+def test_experts_that_compute_together_are_refused(tmp_path):
+    config = Llama4TextConfig(**SIZES, intermediate_size_mlp=48, num_local_experts=4, head_dim=8)
+    served = Llama4ForCausalLM(config).eval()
+    wm.save(tmp_path / "m.safetensors", served.state_dict())
+    with wm.open(tmp_path / "m.safetensors") as file, file.pool(1 << 20) as pool:
+        serve_experts(served, pool)
+        with pytest.raises(wm.UnsupportedError, match=r"Llama4TextExperts, expected one that takes them one by one"):
+            logits(served)
+        assert pool.stats.held_nbytes == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +35,8 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
 
     Every module called ``experts`` loses its parameters, which may be on the device "meta", and takes them from the
     pool as it computes. The experts to which tokens are routed are read ahead. The logits equal the resident model's to
-    the bit; in transformers 5, with ``experts_implementation="eager"``. This is for inference: experts get no
-    gradients. `load_into` fills the other parameters.
+    the bit; in transformers 5, with ``experts_implementation="eager"``, and up to rounding where the resident ones are
+    not aligned. This is for inference: experts get no gradients. `load_into` fills the other parameters.
 
     Parameters
     ----------
@@ -58,7 +58,8 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
         A tensor has another shape than the parameter. After any error, the module is unchanged.
     UnsupportedError
         The module has no experts, or experts of other kinds than above; or the pool has codes under the name of a
-        parameter, as in FP8: ``f.weights.pool`` has the parameter.
+        parameter, as in FP8: ``f.weights.pool`` has the parameter. At the first use: the module multiplies with all
+        experts at once, as Llama 4's.
     """
     check_module("module", module)
     if not isinstance(pool, Pool):
@@ -84,8 +85,7 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
             }
             replaced.append((f"{prefix}.{path.partition('.')[0]}", inner, served, stacked))
     if not replaced:
-        expected, actual = "modules called experts with parameters", type(module).__name__
-        raise UnsupportedError("module", expected=expected, actual=actual)
+        raise UnsupportedError("module", expected="one with experts that have parameters", actual=type(module).__name__)
     keys = [key for _, _, served, _ in replaced for one in served.values() for key in one.keys]
     names = {name for key, _ in keys for name in ([key] if isinstance(key, str) else key)}
     check_computable(pool._file, names.__contains__, "serve_experts")  # noqa: SLF001 - of this package
@@ -140,6 +140,11 @@ def _stacked(module: Any, pool: Pool, served: dict[str, _Served]) -> Callable[..
                 break
         try:
             return forward(module, *args, **kwargs)
+        except (AttributeError, TypeError) as error:
+            if _Served.__name__ not in str(error):
+                raise
+            what, actual = "the forward of experts", type(module).__name__
+            raise UnsupportedError(what, expected="one that takes them one by one", actual=actual) from error
         finally:
             for one in served.values():
                 one.release()
@@ -152,11 +157,9 @@ def _linear(served: dict[str, _Served]) -> Callable[[Any], Any]:
     torch = imported_torch()
 
     def call(values: Any) -> Any:
-        with served["weight"].whole() as weight:
-            if "bias" not in served:
-                return torch.nn.functional.linear(values, weight)
-            with served["bias"].whole() as bias:
-                return torch.nn.functional.linear(values, weight, bias)
+        bias_held = served["bias"].whole() if "bias" in served else nullcontext()
+        with served["weight"].whole() as weight, bias_held as bias:
+            return torch.nn.functional.linear(values, weight, bias)
 
     return call
 
