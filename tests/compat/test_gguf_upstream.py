@@ -252,3 +252,14 @@ def test_tensors_are_written_some_rows_at_a_time(tmp_path):
         finally:
             tracemalloc.stop()
     assert (tmp_path / "x").stat().st_size == values.nbytes // 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["none.py"]])
+def test_a_missing_script_is_one_line(tmp_path, arguments):
+    command = [sys.executable, "-m", "weightmap.compat.gguf", *arguments]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[0].startswith(
+        f"{''.join(arguments)!r} is no file; usage: python -m weightmap.compat.gguf"
+    )
+    assert len(ended.stderr.splitlines()) == 1

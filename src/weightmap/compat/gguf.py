@@ -491,16 +491,17 @@ def patched() -> Iterator[None]:
 
 def _main(arguments: list[str]) -> None:
     """Run a script of llama.cpp within `patched`, with the gguf-py beside it, if any."""
-    if not arguments:
-        raise SystemExit("usage: python -m weightmap.compat.gguf convert_hf_to_gguf.py ARGS...")
-    folder = os.path.dirname(os.path.realpath(arguments[0]))
+    script = arguments[0] if arguments else ""
+    if not os.path.isfile(script):
+        raise SystemExit(f"{script!r} is no file; usage: python -m weightmap.compat.gguf convert_hf_to_gguf.py ARGS...")
+    folder = os.path.dirname(os.path.realpath(script))
     sys.path[0] = folder
     if "NO_LOCAL_GGUF" not in os.environ and os.path.isdir(package := os.path.join(folder, "gguf-py")):
         sys.path.insert(1, package)
     sys.argv = arguments
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of torch would take CPUs from our kernels
     with patched():
-        runpy.run_path(arguments[0], run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":
