@@ -134,7 +134,7 @@ def test_what_does_not_fit_leaves_the_module_unchanged(tmp_path):
         with wm.open(tmp_path / f"{file_name}.safetensors") as file, file.pool(1 << 20) as pool:
             with pytest.raises(error, match="experts"):
                 serve_experts(served, pool)
-            with pytest.raises(wm.UnsupportedError, match="one with experts"):
+            with pytest.raises(wm.UnsupportedError, match="modules called experts"):
                 serve_experts(torch.nn.Linear(2, 2), pool)
             with pytest.raises(wm.UnsupportedError, match="ModuleList of modules of"):
                 serve_experts(torch.nn.ModuleDict({"experts": torch.nn.Sequential(torch.nn.Linear(2, 2))}), pool)

@@ -363,7 +363,8 @@ _NARROW = 4
 # the tensor. `patched` evaluates the tree a few rows at a time, as far down as its operations work on rows.
 
 # For values that float16 can hold, our quantisers of these types give gguf-py's bytes, unless a scale or a minimum is 0
-# in float16: gguf-py's bytes then depend on the CPU. Scale and minimum are as many bytes of a block, the first ones.
+# in float16: gguf-py's bytes then depend on the CPU. The number is how many bytes of a block, the first ones, these
+# take; none for q8_0, whose bytes are the same for a scale of 0 too.
 _SAME = {"q8_0": 0, "q4_0": 2, "q5_0": 2, "q4_1": 4, "q5_1": 4}
 _HALF_MAX = 65504.0
 _ROW_ELEMENTS = 1 << 20  # in the rows to evaluate together

@@ -192,13 +192,12 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
     takes = functools.partial(differ_in_type, a.file, b.file)
     for side in (a, b) if tolerance is not None else ():
         check_computable(side.file, takes, "comparing by value")
-    codes = {name for side in (a, b) for name in codes_among(side.file, takes)[0]}
+    codes = {name for side in (a, b) if tolerance is None for name in codes_among(side.file, takes)[0]}
     if codes:
         what = f"values of {counted(len(codes), 'tensor')} of codes, such as {quoted(min(codes))}"
         notes.append(f"{what}: f.weights (--weights) compares the parameters")
     common = read_at_all(a.file, b.file, (name for name in a.file if name in b.file))
-    changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
-    changed = tuple(d._replace(n_different=None, max_abs=None, rms=None) if d.name in codes else d for d in changed)
+    changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance, codes))
     if tolerance is not None:
         changed = tuple(by_rows(d, row_of(a.file, d.name).dense, row_of(b.file, d.name).dense) for d in changed)
     metadata: tuple[tuple[str, Any, Any], ...] = ()

@@ -208,21 +208,21 @@ class _Difference:
         return self.count, self.largest, math.sqrt(self.squares / max(math.prod(shape), 1))
 
 
-def tensor_diffs(places: Iterable[tuple[str, Row, Row]], tolerance: Tolerance | None) -> Iterator[TensorDiff]:
-    """Yield the differences of tensors of two models, given by name and both rows."""
-    for name, a, b, difference in _compared(places):
-        differs = _compare(name, a, b, difference, tolerance)
-        if differs is not None:
-            yield differs
+def tensor_diffs(
+    places: Iterable[tuple[str, Row, Row]], tolerance: Tolerance | None, codes: set[str]
+) -> Iterator[TensorDiff]:
+    """Yield the differences of tensors of two models, given by name and both rows; `codes` are not measured."""
+    compared = (_compare(name, a, b, difference, tolerance, codes) for name, a, b, difference in _compared(places))
+    return (differs for differs in compared if differs is not None)
 
 
 def _compare(
-    name: str, a: Row, b: Row, difference: _Difference | None, tolerance: Tolerance | None
+    name: str, a: Row, b: Row, difference: _Difference | None, tolerance: Tolerance | None, codes: set[str]
 ) -> TensorDiff | None:
     """Compare two tensors: by value with a tolerance if both hold numbers, else bit by bit."""
     if tolerance is None or a.shape != b.shape or not (has_numbers(a) and has_numbers(b)):
-        return _compare_bits(name, a, b, difference)
-    if _types(a) == _types(b) and _compare_bits(name, a, b, difference) is None:
+        return _compare_bits(name, a, b, difference, codes)
+    if _types(a) == _types(b) and _compare_bits(name, a, b, difference, codes) is None:
         return None  # the quick answer, for most tensors of similar files
     different, largest, rms = _compare_values(a, b, tolerance)
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a, b))
@@ -249,14 +249,14 @@ def _types(row: Row) -> tuple[str, bool]:
     return row.dtype.name, row.dtype.quantized
 
 
-def _compare_bits(name: str, a: Row, b: Row, difference: _Difference | None) -> TensorDiff | None:
+def _compare_bits(name: str, a: Row, b: Row, difference: _Difference | None, codes: set[str]) -> TensorDiff | None:
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a, b))
     if _types(a) != _types(b):
         if a.dtype.name == b.dtype.name:  # "int8", a type on one side and a scheme on the other
             text_a, text_b = (
                 f"{text}, {'' if row.dtype.quantized else 'not '}quantised" for text, row in ((text_a, a), (text_b, b))
             )
-        comparable = a.shape == b.shape and _has_values(a) and _has_values(b)
+        comparable = name not in codes and a.shape == b.shape and _has_values(a) and _has_values(b)
         return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if comparable else (None, None, None)))
     if a.shape != b.shape:
         return TensorDiff(name, "shape", text_a, text_b, None, None)

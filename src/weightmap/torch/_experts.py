@@ -85,7 +85,8 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
             }
             replaced.append((f"{prefix}.{path.partition('.')[0]}", inner, served, stacked))
     if not replaced:
-        raise UnsupportedError("module", expected="one with experts that have parameters", actual=type(module).__name__)
+        expected, actual = "modules called experts with parameters", type(module).__name__
+        raise UnsupportedError("module", expected=expected, actual=actual)
     keys = [key for _, _, served, _ in replaced for one in served.values() for key in one.keys]
     names = {name for key, _ in keys for name in ([key] if isinstance(key, str) else key)}
     check_computable(pool._file, names.__contains__, "serve_experts")  # noqa: SLF001 - of this package
@@ -141,7 +142,7 @@ def _stacked(module: Any, pool: Pool, served: dict[str, _Served]) -> Callable[..
         try:
             return forward(module, *args, **kwargs)
         except (AttributeError, TypeError) as error:
-            if _Served.__name__ not in str(error):
+            if _Served.__name__ not in str(error):  # Python and torch name the class that cannot do what is asked
                 raise
             what, actual = "the forward of experts", type(module).__name__
             raise UnsupportedError(what, expected="one that takes them one by one", actual=actual) from error
@@ -169,7 +170,6 @@ def _keys(pool: Pool, parameter: str, value: Any, name_of: Callable[[str], str],
     if not stacked:
         return [_key(pool, [(name_of(parameter), None)], parameter, tuple(value.shape))]
     prefix, _, matrix = parameter.rpartition(".")
-    shape = tuple(value.shape[1:])
     keys = []
     for index in range(value.shape[0]):
         candidates: list[Key] = [(name_of(parameter), index)]
@@ -177,7 +177,7 @@ def _keys(pool: Pool, parameter: str, value: Any, name_of: Callable[[str], str],
             names = tuple(name_of(f"{prefix}.{index}.{piece}.weight") for piece in pieces)
             both = names, tuple(one.replace(*_RENAMED) for one in names)
             candidates += [(some if len(some) > 1 else some[0], None) for some in both]
-        keys.append(_key(pool, candidates, parameter, shape))
+        keys.append(_key(pool, candidates, parameter, tuple(value.shape[1:])))
     return keys
 
 

@@ -207,7 +207,7 @@ class Group:
         return self.refuse("shape", role, actual=list(row.shape), expected=" or ".join(texts))
 
     def only(self, *roles: str) -> None:
-        """Refuse pieces other than these, and than scales of inputs."""
+        """Refuse pieces that are neither these nor of inputs."""
         for role in self.names:
             if role not in roles and not role.startswith("input_"):
                 others = ", ".join(quoted(self.names[other]) for other in self.names if other in roles)
@@ -277,7 +277,7 @@ class Method:
         A weight that is a float, beside scales of activations alone, is a parameter by itself.
         """
         of_weight = {role for role in roles if not role.startswith(("input_", "activation_"))}
-        return len(of_weight) == len(roles) or of_weight != {"weight"} or row("weight").dtype.name not in FLOATS
+        return not (of_weight == {"weight"} != set(roles) and row("weight").dtype.name in FLOATS)
 
     def layers_of(self, parameter: str) -> Sequence[str]:  # noqa: ARG002 - most share no pieces
         """Return possible names of the parameter with the matrices of all experts, from the name of one expert's."""

@@ -768,9 +768,9 @@ def decode_ggml(
 def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> NDArray[np.uint8]:
     """Quantise to blocks of this type; return their bytes.
 
-    The bytes are the same on every instruction set and with any number of threads. For q8_0 they
-    equal gguf-py's; for q4_0, q4_1, q5_0 and q5_1 too, unless the scale or minimum of a block rounds to 0, where
-    gguf-py depends on the CPU. The other types search for the scales of least squared error. A scale too large for
+    The bytes are the same on every instruction set and with any number of threads. For q8_0 they equal
+    gguf-py's; for q4_0, q4_1, q5_0 and q5_1 too, unless the scale or the minimum of a block rounds to 0, where
+    gguf-py's depend on the CPU. The other types search for the scales of least squared error. A scale too large for
     float16 becomes the largest finite one.
 
     Parameters
