@@ -700,6 +700,14 @@ def test_a_full_standard_output_is_one_error(write, count):
         assert (done.returncode, done.stderr.decode()) == (4, f"weightmap: {said}\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_an_error_that_cannot_be_printed_is_4(write):
+    """The status is not 1, which says that files differ."""
+    for argv in (["inspect", "missing"], ["inspect", "missing", "--json"], ["verify", write()]):
+        with Path("/dev/full").open("wb") as full:
+            assert start(*argv, capture_output=False, stdout=full, stderr=full).returncode == 4
+
+
 def test_a_wrong_mode_of_the_environment_is_2(write, run, tmp_path, monkeypatch):
     path = write()
     monkeypatch.setenv("WEIGHTMAP_MODE", "bogus")

@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return _BROKEN_PIPE
+    except OSError:  # the message or the document of an error cannot be printed
+        return outcome.INPUT_OUTPUT
     except KeyboardInterrupt:  # a second interrupt, while reporting the first
         return outcome.INTERRUPTED
 
@@ -72,7 +74,9 @@ def _run(argv: list[str]) -> int:
             outcome.suggest_lenient(args, error, source)
         show.complain(outcome.reason(error))
         if "--json" in argv[: argv.index("--") if "--" in argv else None]:
-            _tell_in_json(argv, error)
+            # A command prints its own document last, so it has printed none.
+            show.emit_json({"command": command_of(argv), "error": outcome.error_document(error)})
+            show.flush()
         return outcome.status_of_verify(error) if verifies else outcome.status_of(error)
     return status
 
@@ -83,17 +87,6 @@ def _check_environment() -> None:
         mode_of(None)
     except ValueError as error:
         raise outcome.UsageError(str(error)) from None
-
-
-def _tell_in_json(argv: list[str], error: BaseException) -> None:
-    """Print the document of a failed command; a command prints its own document last, so it has printed none."""
-    try:
-        show.emit_json({"command": command_of(argv), "error": outcome.error_document(error)})
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError:  # perhaps nothing can be printed at all
-        return
 
 
 def _silence_stdout() -> None:
