@@ -156,6 +156,7 @@ writer.close()
 ODD = {
     "huge": 8.4e6,
     "largest": 65504.0,
+    "subnormal": 2.98e-8,
     "infinite": np.inf,
     "negative": -np.inf,
     "nan": np.uint32(0xFFA12345).view(np.float32),

@@ -44,7 +44,7 @@ from weightmap.core.arguments import DEFAULT_LIMITS, Options, as_path
 from weightmap.core.formats.gguf import BLOCKS, NUMBERS, TYPES, Header, array_at
 from weightmap.core.model.internals import parts_of
 from weightmap.core.model.single import open_file
-from weightmap.core.native import access, quantised
+from weightmap.core.native import access, floats, quantised
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,18 +86,9 @@ class GGUFEndian(enum.IntEnum):
     BIG = 1
 
 
-_DENSE = {
-    "float32": "F32",
-    "float16": "F16",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "float64": "F64",
-    "bfloat16": "BF16",
-}
-GGMLQuantizationType = enum.IntEnum(  # type: ignore[misc]  # from a table
-    "GGMLQuantizationType", {_DENSE.get(name, name.upper()): code for code, name in TYPES.items()}
+GGMLQuantizationType = enum.IntEnum(  # type: ignore[misc]  # from a table; "float16" is F16, "int8" is I8
+    "GGMLQuantizationType",
+    {name.upper().replace("FLOAT", "F").replace("INT", "I"): code for code, name in TYPES.items()},
 )
 GGMLQuantizationType.__doc__ = "The types of tensors."
 _MODES = {"r": "mmap", "c": "cow"}
@@ -369,14 +360,16 @@ _SAME = {"q8_0": 0, "q4_0": 2, "q5_0": 2, "q4_1": 4, "q5_1": 4}
 _HALF_MAX = 65504.0
 _ROW_ELEMENTS = 1 << 20  # in the rows to evaluate together
 # Qualified names of operations of a tree that work row by row; `_ROW_METHODS` has the methods.
-_ROW_OPERATIONS = (
-    "__Quant.__quantize_array",
-    "LazyNumpyTensor.astype.<locals>.<lambda>",
-    "LazyTorchTensor.numpy.<locals>.<lambda>",
-)
+_CAST = "LazyNumpyTensor.astype.<locals>.<lambda>"
+_ROW_OPERATIONS = ("__Quant.__quantize_array", _CAST, "LazyTorchTensor.numpy.<locals>.<lambda>")
 _METHOD = "LazyMeta.__new__.<locals>.__getattr__.<locals>.<lambda>"
 _ROW_METHODS = ("to", "float", "half", "bfloat16", "contiguous")
 _INDEX, _STACK = "TensorBase.__getitem__", "_VariableFunctionsClass.stack"  # of torch
+
+
+def _fits_half(values: NDArray[np.float32]) -> bool:
+    """Whether float16 can hold all values, and none is a NaN."""
+    return bool(values.max() <= _HALF_MAX and values.min() >= -_HALF_MAX)
 
 
 def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -390,10 +383,9 @@ def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
             if not np.isnan(values.min()):  # `theirs` keeps the bits of a NaN
                 return values.reshape(oshape)
         if name == "quantize_rows" and arr.dtype == np.float32 and arr.size:
-            high = arr.max()
-            if kind == "bf16" and not np.isnan(high):
+            if kind == "bf16" and not np.isnan(arr.max()):
                 return arr.astype(ml_dtypes.bfloat16, order="C").view(np.uint8).reshape(oshape)
-            if kind in _SAME and high <= _HALF_MAX and arr.min() >= -_HALF_MAX:
+            if kind in _SAME and _fits_half(arr):
                 blocks = quantised.encode_ggml(arr, kind, threads=access.cpus())
                 blocks = blocks.reshape(-1, quantised.GGML_TYPES[kind].block_bytes)
                 if blocks[:, : _SAME[kind]].view(np.float16).all():
@@ -426,7 +418,10 @@ def _rows(tree: Any, start: int, stop: int) -> Any:
         func, args, kwargs = tree._func, tree._args, tree._kwargs
         name = getattr(func, "__qualname__", "")
         if _is_by_row(name, func, args):
-            return func(_rows(args[0], start, stop), *args[1:], **kwargs)
+            rows = _rows(args[0], start, stop)
+            if name == _CAST and (rows.dtype, args[1]) == (np.float32, np.float16) and _fits_half(rows):
+                return floats.in_type(rows, np.dtype(np.float16))  # 10 times as fast as numpy
+            return func(rows, *args[1:], **kwargs)
         if name == _STACK and not any(args[1:]) and not any(kwargs.values()):
             parts = tree._recurse_apply(args[0][start:stop], _whole)
             return func(parts) if len(parts) > 1 else parts[0][None]
@@ -458,9 +453,9 @@ def _checking(theirs: Callable[..., None]) -> Callable[..., None]:
 def patched() -> Iterator[None]:
     """Make gguf-py, and so llama.cpp's `convert_hf_to_gguf.py`, faster, with little memory, within a ``with`` block.
 
-    Tensors are computed and written some rows at a time. Our kernels make bfloat16, and blocks of q8_0, q4_0, q4_1,
-    q5_0 and q5_1; they decode all blocks. The written bytes stay the same: where ours would differ, gguf-py's own code
-    runs. Safetensors files are checked as by `weightmap.open`.
+    Tensors are computed and written some rows at a time. Our kernels make float16, bfloat16, and blocks of q8_0, q4_0,
+    q4_1, q5_0 and q5_1; they decode all blocks. The written bytes stay the same: where ours would differ, gguf-py's own
+    code runs. Safetensors files are checked as by `weightmap.open`.
 
     Raises
     ------
@@ -480,14 +475,11 @@ def patched() -> Iterator[None]:
     ]
     if files := getattr(utility, "SafetensorsLocal", None):  # older versions lack it
         changes.append((files, "__init__", _checking(files.__init__)))
-    usual = [(place, name, getattr(place, name)) for place, name, _ in changes]
-    try:
+    with contextlib.ExitStack() as restored:
         for place, name, ours in changes:
+            restored.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, ours)
         yield
-    finally:
-        for place, name, theirs in usual:
-            setattr(place, name, theirs)
 
 
 def _main(arguments: list[str]) -> None:
