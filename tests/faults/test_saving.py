@@ -213,11 +213,13 @@ import os, sys, numpy as np, weightmap as wm
 folder = sys.argv[1]
 # Before: what saving imports may lie where only this user may read.
 wm.save(folder + ".before.weights", {"a": np.ones(2, "f4")})
+wm.save(folder + ".before.gguf.index.json", {"a": np.ones(2, "f4")}, max_shard_size=100)
 if os.geteuid() == 0:
     os.setgroups([]), os.setgid(65534), os.setuid(65534)  # root may write everywhere
-for name in ("out.weights", "new.weights"):
+for name in ("out.weights", "new.weights", "model.weights.index.json"):
+    shards = {"max_shard_size": 100} if name.endswith(".json") else {}
     try:
-        wm.save(os.path.join(folder, name), {"a": np.ones(2, "f4")})
+        wm.save(os.path.join(folder, name), {"a": np.ones(2, "f4")}, **shards)
     except PermissionError as error:
         print(name, isinstance(error, wm.TensorFileError), os.path.basename(error.filename))
 """
@@ -239,7 +241,8 @@ def test_a_directory_that_may_not_be_written(folder):
     folder.chmod(0o555)
     printed = run_child(READ_ONLY, folder).stdout.split()
     folder.chmod(0o755)
-    assert printed == ["out.weights", "False", "out.weights", "new.weights", "False", "new.weights"]
+    names = ["out.weights", "new.weights", "model.weights.index.json"]
+    assert printed == [word for name in names for word in (name, "False", name)]
     assert (folder / "out.weights").read_bytes() == b"old"
     assert listing(folder) == ["out.weights"]
 
@@ -257,8 +260,9 @@ def test_a_directory_that_may_not_be_read(folder):
     printed = run_child(READ_ONLY, folder).stdout.split()
     folder.chmod(0o755)
     assert printed == []
-    assert listing(folder) == ["new.weights", "out.weights"]
-    assert wm.load(folder / "out.weights").keys() == {"a"}
+    sharded = ["model-00001-of-00001.weights", "model.weights.index.json"]
+    assert listing(folder) == [*sharded, "new.weights", "out.weights"]
+    assert wm.load(folder / "out.weights").keys() == wm.load(folder / sharded[1]).keys() == {"a"}
 
 
 KILLED = (

@@ -503,10 +503,9 @@ class _Conversion:
                 convert = functools.partial(convert_shard, opened=self._plan.files)
             runner.run(convert, self.tasks, self._finished, weights)
         finally:
-            with contextlib.suppress(OSError):
-                remove_leftovers(self._target.folder, [task.name for task in self.tasks])
-                if self._manifest is not None:
-                    self._manifest.clean()
+            remove_leftovers(self._target.folder, [task.name for task in self.tasks])
+            if self._manifest is not None:
+                self._manifest.clean()
 
     def _report(self) -> None:
         if self._progress is not None:
@@ -545,8 +544,7 @@ class _Conversion:
         total = sum(record["tensor_bytes"] for record in self.records.values())
         durable = self._spec.output.durable
         nbytes += write_index(target, self._plan.where, total, self._plan.metadata, durable=durable)
-        with contextlib.suppress(OSError):
-            for folder, name in map(os.path.split, (target.index_name, *self.copied)):
-                remove_leftovers(os.path.join(target.folder, folder), [name])
+        for folder, name in map(os.path.split, (target.index_name, *self.copied)):
+            remove_leftovers(os.path.join(target.folder, folder), [name])
         count = sum(record["unaligned"] for record in self.records.values())
         return nbytes, warnings + unaligned_note(count, len(self._plan.where), align)

@@ -373,9 +373,9 @@ def _beginning(name: str) -> str:
 
 
 def remove_leftovers(folder: str, names: Iterable[str]) -> None:
-    """Remove the temporary files of killed writers of these names; the caller excludes other writers."""
-    for name in leftovers(os.listdir(folder or os.curdir), names):
-        with contextlib.suppress(FileNotFoundError):
+    """Remove the temporary files of killed writers of these names, if allowed; the caller excludes other writers."""
+    with contextlib.suppress(OSError):
+        for name in leftovers(os.listdir(folder or os.curdir), names):
             os.unlink(os.path.join(folder, name))
 
 
