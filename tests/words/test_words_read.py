@@ -10,6 +10,7 @@ from tests import word_files as wb
 import weightmap as wm
 from weightmap._messages import counted
 from weightmap.cli import main
+from weightmap.core.model import single
 from weightmap.words import convert as convert_words
 
 ROWS = wb.matrix(5, 4)
@@ -285,6 +286,19 @@ def test_damaged_anywhere_it_is_an_error_of_ours(kind, put, tmp_path):
                 continue
             with wm.open(tmp_path / "out.fifu") as f:
                 f.verify()
+
+
+def test_a_file_that_changes_while_it_is_recognised(put, tmp_path, monkeypatch):
+    path = put(FILES["text"], "source.bin")
+
+    def changing(*args):
+        put(FILES["textdims"], "source.bin")
+        return identify(*args)
+
+    identify = single.identify
+    monkeypatch.setattr(single, "identify", changing)
+    with pytest.raises(wm.FileChangedError, match=r"source\.bin: the file was changed while"):
+        convert_words(path, tmp_path / "out.fifu")
 
 
 def test_what_is_none_of_these_stays_unknown(put, tmp_path):

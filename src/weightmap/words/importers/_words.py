@@ -13,7 +13,7 @@ from weightmap.core.formats import refuse
 from weightmap.core.formats._base import HEAD
 from weightmap.core.table import StringTable
 from weightmap.core.table.vocabulary import Subwords, Vocabulary
-from weightmap.errors import FormatError, Remedy, UnsupportedError
+from weightmap.errors import FileChangedError, FormatError, Remedy, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,7 +156,8 @@ class Words(NamedTuple):
 def shape_of(head: bytes) -> tuple[int, int, int]:
     """Return the rows and dims declared by the first line, and its end. Dims are bounded."""
     shape = declared(head)
-    assert shape is not None  # noqa: S101 - such a file was recognised by it
+    if shape is None:  # it was recognised by its shape
+        raise FileChangedError("the file was changed while it was being read")
     if not 1 <= shape[1] <= _MAX_DIMS:
         expected = f"1 to {_MAX_DIMS}"
         raise FormatError("number of dimensions", field="dims", offset=0, actual=shape[1], expected=expected)
