@@ -351,6 +351,8 @@ class Vocabulary(Sequence[str]):
         """
         id_ = self._strings.find(token)
         begin, end, _ = slice(start, stop).indices(self._count)
+        if 0 <= id_ < begin:  # a repeated token may follow
+            id_ = next((k for k in range(begin, end) if self[k] == token), -1)
         if not begin <= id_ < end:
             raise ValueError(f"{token!r} is not in the vocabulary")
         return id_

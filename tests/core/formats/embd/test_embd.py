@@ -162,6 +162,19 @@ def test_the_vocabulary_is_a_sequence_of_str():
                 v[place]
 
 
+def test_a_repeated_token_is_found_from_a_start_as_in_a_list():
+    tokens = ["a", "b", "a", "c", "a"]
+    with vocabulary(tokens) as f:
+        for start in range(-6, 6):
+            for stop in (None, *range(-6, 7)):
+                bounds = (start,) if stop is None else (start, stop)
+                if "a" in tokens[slice(start, stop)]:
+                    assert f.vocab.index("a", *bounds) == tokens.index("a", *bounds)
+                else:
+                    with pytest.raises(ValueError, match="'a' is not in the vocabulary"):
+                        f.vocab.index("a", *bounds)
+
+
 def test_an_absent_token_is_not_found():
     with vocabulary(embd.TOKENS) as f:
         v = f.vocab
