@@ -374,7 +374,7 @@ def test_what_lies_there_already(directory, tmp_path, *, overwrite):
     ) == ALONG.keys() - {"LICENSE"}
     assert (out / "generation_config.json").stat().st_ino == inode
     assert (out / "LICENSE").is_symlink()
-    with pytest.raises(wm.TargetError, match=r"this model exists already, and would be opened instead"):
+    with pytest.raises(wm.TargetError, match=r"this belongs to the source, and would be replaced"):
         wm.convert(directory, directory, format="gguf")
 
 

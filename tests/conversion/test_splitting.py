@@ -20,9 +20,23 @@ def test_files_beside_a_model_stay(tmp_path, name, size):
     (tmp_path / "link").symlink_to("config.json")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for source in (tmp_path, tmp_path / "model.safetensors"):
-        with pytest.raises(wm.TargetError, match="this file belongs to the source, and would be replaced"):
+        with pytest.raises(wm.TargetError, match="this belongs to the source, and would be replaced"):
             wm.convert(source, tmp_path / name, format="bintensors", max_shard_size=size)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "bintensors"}, {"max_shard_size": 600}])
+def test_a_directory_is_not_converted_into_itself(tmp_path, options):
+    """Whatever its files are called, and by whatever path: a second model beside them would be opened instead."""
+    wm.save(tmp_path / "in" / "m.safetensors", TENSORS, max_shard_size=600)
+    (tmp_path / "link").symlink_to("in")
+    before = listed(tmp_path / "in")
+    for source in (tmp_path / "in", wm.open(tmp_path / "link"), wm.open(tmp_path / "in").weights):
+        for target in ("in", "link/"):
+            message = "this belongs to the source, and would be replaced: choose another target"
+            with pytest.raises(wm.TargetError, match=message):
+                wm.convert(source, f"{tmp_path}/{target}", **options)
+    assert listed(tmp_path / "in") == before
 
 
 def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path):

@@ -253,7 +253,8 @@ def plan_shards(
     if not ready:
         raise EncodeError("there is no tensor to write", path=target.path)
     names = target.names(len(ready))
-    check_not_read(file, *(os.path.join(target.folder, name) for name in names))
+    targets = [target.folder if target.whole else target.path, *(os.path.join(target.folder, name) for name in names)]
+    check_not_read(file, *targets)
     shard_of_new = {new: name for name, tensors in zip(names, tensors_of, strict=True) for new in tensors.names()}
     target_folder = os.path.abspath(target.folder)
     tasks = [

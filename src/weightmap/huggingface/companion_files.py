@@ -13,7 +13,7 @@ from weightmap.checkpoints.configuration import SIDECARS, without_quantisation
 from weightmap.core.bytes import open_source, strict_json
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import Sink, WritePlan
-from weightmap.core.model.internals import sources_of
+from weightmap.core.model.internals import folder_opened, sources_of
 from weightmap.core.native import checksums
 from weightmap.errors import FormatError, TargetError, TensorFileError
 
@@ -68,8 +68,9 @@ COMPANIONS = (
 
 
 def check_not_read(file: Any, *targets: str) -> None:
-    """Raise `TargetError` if a path names a file of a model, a shard, or one of `COMPANIONS` beside it."""
-    check_apart(sources_of(file), targets, COMPANIONS)
+    """Raise `TargetError` if a path names a file of a model, a shard, its directory, or one of `COMPANIONS` in it."""
+    opened = folder_opened(file)
+    check_apart(sources_of(file), targets, COMPANIONS if opened is None else (*COMPANIONS, os.path.abspath(opened)))
 
 
 def check_apart(sources: Sequence[Source], targets: Iterable[str], siblings: Iterable[str] = ()) -> None:
@@ -81,7 +82,7 @@ def check_apart(sources: Sequence[Source], targets: Iterable[str], siblings: Ite
     inputs = dict.fromkeys((source.identity[:2] for source in sources), "this file is an input")
     folder = os.path.dirname(sources[0].name)
     others = _identities([os.path.join(folder, name) for name in siblings])
-    inputs |= dict.fromkeys(others.values(), "this file belongs to the source")
+    inputs |= dict.fromkeys(others.values(), "this belongs to the source")
     for target, identity in there.items():
         if identity in inputs:
             raise TargetError(f"{inputs[identity]}, and would be replaced: choose another target", path=target)
