@@ -210,6 +210,18 @@ def test_verdicts_equal_to_those_of_model_signing(model, tmp_path, keys, by_key)
     assert refused
 
 
+@pytest.mark.parametrize("target", ["model.safetensors", "link.sig", "own.pem", "own.crt", "own.root"])
+def test_a_bundle_never_replaces_an_input(model, keys, tmp_path, target):
+    (model / "link.sig").symlink_to(NAME)
+    for name in ("own.pem", "own.crt", "own.root"):
+        shutil.copy(keys / name, model)
+    before = (model / target).read_bytes()
+    options = {"key": model / "own.pem", "certificate": model / "own.crt", "chain": [model / "own.root"]}
+    with pytest.raises(wm.TargetError, match="this file is an input, and would be replaced: choose another target"):
+        trust.sign(model / NAME, model / target, **options)
+    assert (model / target).read_bytes() == before
+
+
 def test_a_model_is_opened_by_its_signature(model, keys):
     bundle = signed(model, keys)
     for mode in ("mmap", "copy", "sealed"):

@@ -95,6 +95,8 @@ def sign(
     MissingDependencyError
         Without model-signing and pyOpenSSL, the extra ``[trust]``.
     OSError
+    TargetError
+        When the bundle would replace the model, the key or a certificate.
     TrustError
         When the key or certificate cannot sign, or the model cannot be signed.
     """

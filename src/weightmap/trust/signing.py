@@ -24,7 +24,7 @@ from weightmap._messages import quoted
 from weightmap.core.bytes.atomic import scratch_folder, write_plan
 from weightmap.core.bytes.open_source import from_path
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError
+from weightmap.errors import MissingDependencyError, TargetError, TensorFileError, TrustError, UnsupportedError
 from weightmap.trust.checking import Trust, relative
 from weightmap.trust.lists import Digest, Digests, plain, read_list
 
@@ -121,8 +121,11 @@ def sign(
 ) -> None:
     """Sign a model: see `weightmap.trust.sign`."""
     signing, hashing = _library("signing"), _library("hashing")
-    for needed in filter(None, (key, certificate, *chain)):
+    inputs = [*filter(None, (key, certificate, *chain))]
+    for needed in inputs:
         from_path(needed, "mmap")
+    if os.path.exists(path) and any(os.path.samefile(path, one) for one in (model, *inputs)):
+        raise TargetError("this file is an input, and would be replaced: choose another target", path=path)
     config = signing.Config()
     if certificate is None:
         config.use_elliptic_key_signer(private_key=key)
@@ -130,8 +133,7 @@ def sign(
         config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=chain)
     name = os.path.relpath(os.path.abspath(path), os.path.abspath(model))
     left_out = [] if name.split(os.sep)[0] == os.pardir else [name]
-    how = hashing.Config().set_ignored_paths(paths=left_out).set_allow_symlinks(allow_symlinks)
-    config.set_hashing_config(how)
+    config.set_hashing_config(hashing.Config().set_ignored_paths(paths=left_out).set_allow_symlinks(allow_symlinks))
     with scratch_folder() as room:
         bundle = Path(room, "model.sig")
         config.sign(model, str(bundle))
