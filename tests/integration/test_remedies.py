@@ -359,6 +359,20 @@ def test_a_digest_is_compared_where_none_is_recorded(tmp_path, capsys):
     assert cli.main(["verify", str(path), "--trust", trust]) == 0
 
 
+def test_a_folder_is_compared_with_a_list_where_a_file_has_no_digest(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    wm.save("model/model.safetensors", PLAIN)
+    digest = hashlib.sha256((tmp_path / "model/model.safetensors").read_bytes()).hexdigest()
+    with pytest.raises(wm.errors.TrustError, match=r"; open\(\.\.\., trust='LIST'\) takes what sha256sum"):
+        wm.open("model", trust="recorded")
+    assert cli.main(["verify", "model", "--trust", "recorded"]) == 1
+    assert "; --trust LIST takes what sha256sum prints for all files of the folder" in capsys.readouterr().out
+    (tmp_path / "LIST").write_text(f"{digest}  model.safetensors\n")
+    wm.open("model", trust="LIST").close()
+    assert cli.main(["verify", "model", "--trust", "LIST"]) == 0
+
+
 def test_a_name_of_an_index_gets_shards(tmp_path):
     index = tmp_path / "m.safetensors.index.json"
     with pytest.raises(wm.EncodeError, match="; max_shard_size= writes shards and their index"):

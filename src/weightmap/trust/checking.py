@@ -84,9 +84,8 @@ class Trust:
 
     def ignores(self, name: str) -> bool:
         """Whether a file or folder needs no digest: see `check_all`."""
-        if self._siblings and lists.is_list(os.path.join(self.root, name)):
-            return True
-        return any(name == other or name.startswith(f"{other}/") for other in self._ignored)
+        listed = self._siblings and lists.is_list(os.path.join(self.root, name))
+        return listed or any(name == other or name.startswith(f"{other}/") for other in self._ignored)
 
     def expected(self, path: str) -> tuple[lists.Digest, ...]:
         """Return the digests that a file must have. Raises `TrustError` if none is known."""
@@ -98,6 +97,8 @@ class Trust:
         if not digests[name]:
             where = "beside it" if self._siblings else "in the list"
             remedy = Remedy("{} compares one file with a digest that you have", "trust", f"{lists.SHA256}...")
+            if self.opened == self.root:
+                remedy = Remedy("{} takes what sha256sum prints for all files of the folder", "trust", "LIST")
             raise TrustError(f"this file has no digest {where}: {quoted(name)}", path=path, remedy=remedy)
         return digests[name]
 
@@ -232,8 +233,7 @@ def _resolve(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
 def _of_one(path: str, root: str, digests: tuple[lists.Digest, ...]) -> lists.Digests:
     """Return the digests of the opened file. Raises `TrustError` for a directory."""
     if os.path.isdir(path):
-        what = "this is a directory, and the digest is of one file: give a list of digests"
-        raise TrustError(what, path=path)
+        raise TrustError("this is a directory, and the digest is of one file: give a list of digests", path=path)
     return {relative(path, root): digests}
 
 
