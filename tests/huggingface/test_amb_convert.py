@@ -144,3 +144,17 @@ def test_damaged_files_of_a_tokenizer(folder, name, content):
     with pytest.raises(wm.FormatError, match=name):
         wm.convert(home, home.with_suffix(".amb"))
     assert not home.with_suffix(".amb").exists()
+
+
+@pytest.mark.parametrize(("target", "name"), [("x.amb", "tokenizer.json"), ("x.weights", "vocab.txt")])
+def test_links_out_of_a_strangers_directory(folder, tmp_path, target, name):
+    """Their targets do not go into the new file, which may be published; links within the directory count as files."""
+    home = folder({"config.json": BERT, "inner": "tokens"})
+    (tmp_path / "secret").write_text('{"key": 1}')
+    (home / name).symlink_to("../secret")
+    with pytest.raises(wm.FormatError, match=rf"model/{name}: where the link leads, expected a file below its dire"):
+        wm.convert(home, tmp_path / target)
+    assert not (tmp_path / target).exists()
+    (home / name).unlink()
+    (home / name).symlink_to("config.json")
+    wm.convert(home, tmp_path / target)

@@ -215,6 +215,20 @@ def test_what_cannot_be_read_about_a_model_is_left_out_by_name(converted, case):
         raise wm.EncodeError(warnings[0])
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json"])
+def test_links_out_of_a_strangers_directory(tmp_path, name):
+    """Their targets do not go into the new file, which may be published."""
+    source = write(
+        tmp_path / "model", config_of(LLAMA), tensors_of(LLAMA), files={"tokenizer.json": models.tokenizer()}
+    )
+    (source / name).unlink(missing_ok=True)
+    (tmp_path / "secret").write_text(json.dumps(models.tokenizer()))
+    (source / name).symlink_to("../secret")
+    with pytest.raises(wm.FormatError, match=rf"model/{name}: where the link leads, expected a file below its dire"):
+        wm.convert(source, tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
 @pytest.mark.parametrize("name", ["MistralForCausalLM", "MixtralForCausalLM"])
 def test_a_sliding_window_that_llama_cpp_does_not_have(converted, name):
     assert converted(name=name, sliding_window=None)[1] == ()

@@ -170,15 +170,13 @@ class CompanionFiles:
         """Yield name, target and source of each existing file that is not its own target."""
         mode = "mmap" if self._trust is None else "copy"
         for name in self.names:
-            target = os.path.join(self._folder, name)
+            path, target = open_source.inside(self._source_folder, name), os.path.join(self._folder, name)
             try:
-                source = open_source.from_path(open_source.inside(self._source_folder, name), mode)
+                source = open_source.from_path(path, mode)
             except (FileNotFoundError, IsADirectoryError):
                 continue
             with contextlib.closing(source):
-                if source.store is None and not open_source.is_near(source.name, self._model):
-                    expected = "a file below its directory, or of the same repository in a cache: copy it there"
-                    raise FormatError("where the link leads", path=source.name, expected=expected)
+                open_source.check_near(path, self._model)
                 if source.identity[:2] == _identities([target]).get(target):
                     continue
                 if self._trust is not None:

@@ -281,8 +281,8 @@ class ModelDirectory:
 class _Files:
     """Reads the files of a directory, and notes size and CRC-32 of each."""
 
-    def __init__(self, folder: str, trust: Any) -> None:
-        self._folder, self._trust = folder, trust
+    def __init__(self, folder: str, model: str, trust: Any) -> None:
+        self._folder, self._model, self._trust = folder, model, trust
         self.stamps: dict[str, tuple[int, int] | None] = {}
 
     def path(self, name: str) -> str:
@@ -290,8 +290,11 @@ class _Files:
         return inside(self._folder, name)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small regular file, or None if it is missing. A FIFO is refused, not waited for."""
-        raw = read_small(self.path(name), self._trust)
+        """Return the content of a small regular file, or None if it is missing.
+
+        A FIFO is refused, not waited for; so is a link that leads away from the model.
+        """
+        raw = read_small(self.path(name), self._trust, self._model)
         self.stamps[name] = None if raw is None else (len(raw), checksums.crc32(raw))
         return raw
 
@@ -324,7 +327,7 @@ def read_directory(folder: str, model: str, trust: Any = None) -> ModelDirectory
     `trust` has the digests that the files must have. Raises `FormatError` when ``config.json``,
     ``special_tokens_map.json`` or ``vocab.txt`` is damaged, or a size in ``config.json`` is not finite.
     """
-    files = _Files(folder, trust)
+    files = _Files(folder, model, trust)
     config = files.json("config.json", constants=True)
     metadata = {} if config is None else _metadata(config, folder, model)
     vocab = files.lines("vocab.txt")

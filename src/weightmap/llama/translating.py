@@ -231,7 +231,7 @@ def as_llama(
 
             def read(name: str) -> bytes | None:
                 unused.pop(name, None)
-                return read_small(sibling_path(model, name), options.trust) if model else None
+                return read_small(sibling_path(model, name), options.trust, model) if model else None
 
             files = tokenizers.Files(read)
             writer = gguf.GGUFWriter(None, architecture.name)

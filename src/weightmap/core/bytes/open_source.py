@@ -19,7 +19,7 @@ from weightmap.core import hooks
 from weightmap.core.arguments import Limits
 from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.native.access import aligned, open_descriptor, refuse_loop, status_of, take_ownership
-from weightmap.errors import LayoutError, NotRegularFileError, TensorFileError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, NotRegularFileError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -376,8 +376,20 @@ def is_near(path: str, other: str) -> bool:
     return real == blob or is_shared(real, blob)
 
 
-def read_small(path: str, trust: Any = None) -> bytes | None:
-    """Return the content of a small file, or None if it is missing. `trust` has its required digest."""
+def check_near(path: str, other: str) -> None:
+    """Raise `FormatError` if a link leads away from a model's file `other`: copies of the target may be published."""
+    if type(path) is str and not is_near(path, other):
+        expected = "a file below its directory, or of the same repository in a cache: copy it there"
+        raise FormatError("where the link leads", path=path, expected=expected)
+
+
+def read_small(path: str, trust: Any = None, model: str | None = None) -> bytes | None:
+    """Return the content of a small file, or None if it is missing.
+
+    `trust` has its required digest. `model` is its model, if the content may be published: see `check_near`.
+    """
+    if model is not None:
+        check_near(path, model)
     try:
         source = from_path(path, "copy")
     except FileNotFoundError:
