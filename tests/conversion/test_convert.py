@@ -83,6 +83,27 @@ def test_values_that_overflow_are_counted(tmp_path, dtype, sharded):
     assert report.warnings == (f"1 value of 1 tensor is out of the range of {dtype}: it became {became}",)
 
 
+SIGNALLING = {
+    "float16": np.array([0x7C01], np.uint16).view(np.float16),
+    "bfloat16": np.array([0x7F81], np.uint16).view(ml_dtypes.bfloat16),
+    "float32": np.array([0x7F800001], np.uint32).view(np.float32),
+    "float64": np.array([0x7FF0000000000001], np.uint64).view(np.float64),
+}
+
+
+@pytest.mark.parametrize("stored", SIGNALLING)
+def test_signalling_nan_gives_no_warning_of_numpy(tmp_path, stored):
+    """Memory that was never written holds them. They become quiet NaN, as `diff` compares them."""
+    wm.save(tmp_path / "a.safetensors", {"t": SIGNALLING[stored]})
+    for dtype in SIGNALLING:
+        wm.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", dtype=dtype)
+        [value] = wm.open(tmp_path / "b.safetensors")["t"]
+        assert np.isnan(float(value))
+        for options in ({"by_value": True}, {"rtol": 0.5}):
+            changed = wm.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors", **options).changed
+            assert all(change.n_different == 0 for change in changed)
+
+
 def test_decoded_values_that_overflow_are_counted(tmp_path):
     source, out = tmp_path / "a.amb", tmp_path / "out.safetensors"
     wm.save(source, {"w": wm.quantize(np.full((4, 32), 1e6, np.float32), "int4_block", scale_type="fp32")})

@@ -434,8 +434,7 @@ def _element(row: Row, at: int) -> np.float32:
     """Return an element of a tensor as float32."""
     stored = numpy_dtype(row.dtype)
     octets = row.source.pread(row.offset + at * stored.itemsize, stored.itemsize)
-    with np.errstate(over="ignore"):
-        value: np.float32 = np.frombuffer(octets, stored).astype(np.float32)[0]
+    value: np.float32 = quantised.flat_floats(np.frombuffer(octets, stored))[0]
     return value
 
 

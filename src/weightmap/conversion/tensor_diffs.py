@@ -13,6 +13,7 @@ from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.model.internals import check_made, in_order, row_of, sources_of
 from weightmap.core.native.access import Failed, cpus
 from weightmap.core.native.files import COMPARED, FileComparer, differing
+from weightmap.core.native.floats import in_type
 from weightmap.core.quant.blocks import decode_chunks, decode_range
 from weightmap.core.quant.ggml import in_pieces
 from weightmap.errors import UnsupportedError
@@ -118,7 +119,7 @@ def _values(place: Row) -> Iterator[NDArray[Any]]:
 def _widened(values: NDArray[Any]) -> NDArray[Any]:
     """Return integers as they are, other numbers in double precision."""
     kind = values.dtype.kind
-    return values if kind in "biu" else values.astype(np.complex128 if kind == "c" else np.float64)
+    return values if kind in "biu" else in_type(values, np.dtype(np.complex128 if kind == "c" else np.float64))
 
 
 def distances(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:

@@ -393,7 +393,7 @@ class Overflow:
 
 
 def _count_infinite(values: NDArray[Any]) -> int:
-    return int(np.count_nonzero(~np.isfinite(values)))
+    return int(np.count_nonzero(~np.isfinite(in_type(values, np.dtype(np.float64)))))
 
 
 def overflow_note(values: int, tensors: int, dtype: str | None) -> list[str]:

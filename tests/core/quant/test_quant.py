@@ -419,6 +419,8 @@ MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
         (np.ones(3, np.complex64), "int8", {}, "real numbers"),
         (np.array(["a"]), "int8", {}, "real numbers"),
         (np.array([None]), "int8", {}, "real numbers"),
+        # signalling NaN: no warning of numpy comes first
+        (np.array([0x7FF0000000000001], np.uint64).view(np.float64), "int8", {}, "element 0 is nan, expected a number"),
         ([[1.0], [2.0, 3.0]], "int8", {}, "real numbers"),
         (MASKED, "int8", {}, "mask"),
         (MASKED, "int4_block", {}, "mask"),

@@ -367,7 +367,7 @@ def flat_floats(array: NDArray[Any]) -> NDArray[np.float32]:
     """Return the elements as a flat array of float32; elements that are too large become infinite."""
     if array.dtype == np.float32 and array.flags.c_contiguous and array.flags.aligned:
         return array.reshape(-1)
-    with np.errstate(over="ignore"):  # elements that overflow are reported as not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # elements that overflow are reported as not finite
         return np.require(array, np.float32, ("C", "A")).reshape(-1)
 
 
