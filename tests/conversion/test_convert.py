@@ -327,6 +327,8 @@ def test_damage_is_converted(tmp_path):
     ("name", "scheme", "said"),
     [
         ("t.gguf", "int8", r"GGUF has no scheme int8: it is written with q4_0, .* mxfp4; the nearest is q8_0$"),
+        ("t.gguf", "int4", "GGUF has no scheme int4: .*; the nearest is q4_0$"),
+        ("t.gguf", "int5", "GGUF has no scheme int5: .*; the nearest is q5_0$"),
         ("t.gguf", "Int4-Block", "GGUF has no scheme int4_block: .*; the nearest is q4_0$"),
         ("t.amb", "q4_k", "has no scheme q4_k: it is written with int8, .*, adaptive; the nearest is int4_block$"),
         ("t.safetensors", "int8", "safetensors has no scheme int8: it holds no quantised tensors, as AMB does$"),

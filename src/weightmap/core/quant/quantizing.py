@@ -56,8 +56,10 @@ def nearest_scheme(scheme: Any, writable: Sequence[str]) -> str:
     if scheme is None or scheme not in every:
         return ""
     able = [name for name in writable if name in every]
+    # GGUF's types have scales by block: convert turns int4 into what it makes of int4_block.
+    bits = _bits(f"{scheme}_block" if f"{scheme}_block" in BLOCKED else scheme)
     # Of equally near schemes, take the first in the list: the plain scheme of that size.
-    best = min(able, key=lambda name: (abs(_bits(name) - _bits(scheme)), -_bits(name)), default=None)
+    best = min(able, key=lambda name: (abs(_bits(name) - bits), -_bits(name)), default=None)
     if best is None:
         return ""
     read = f"{scheme} is read, not written: " if scheme not in SCHEMES else ""
