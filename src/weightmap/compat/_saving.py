@@ -87,7 +87,7 @@ def check_torch(tensors: Mapping[str, Any]) -> None:
         return
     without = [name for name, tensor in tensors.items() if tensor.device.type == "meta"]
     if without:
-        raise TorchEncodeError(f"Cannot copy out of meta tensor: {', '.join(map(quoted, without))} have no data")
+        raise TorchEncodeError(f"Cannot copy out of meta tensor: no data in {', '.join(map(quoted, without))}")
     failing = [names for names in shared(tensors) if len(names) > 1]
     if failing:
         what = f"Some tensors share memory, and each of them would be written in full: {failing}"

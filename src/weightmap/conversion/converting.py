@@ -101,7 +101,7 @@ def convert(
         int4_block with the group size, or int8 with one scale. With `quantize`, a parameter that this scheme does not
         hold exactly is an EncodeError. A copied ``config.json`` loses its ``quantization_config``.
         Or word embeddings of another program: word2vec binary, text with or without a line of dimensions (GloVe), a
-        dense fastText model. They are converted as by `weightmap.words.convert`, which also takes ``lossy=True``.
+        dense fastText model, a ``.kv`` of gensim. `weightmap.words.convert` does the same, and takes ``lossy=True``.
     dst : str, bytes or os.PathLike
         A path, or (without `run`) an address in a store, written atomically, as by `save`; never the source itself. A
         directory (an existing one, a path that ends in a slash, or, from a model directory, a name without a suffix) or

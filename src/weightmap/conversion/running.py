@@ -37,7 +37,7 @@ _MARK, _VERSION = "weightmap_manifest", 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How the files of a sharded model are distributed, for `convert`, `verify` and `quantize`.
+    """How the files of a sharded model are distributed, for `convert` and `verify`.
 
     Parameters
     ----------

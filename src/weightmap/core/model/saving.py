@@ -434,8 +434,8 @@ class Output:
     Parameters
     ----------
     layout : str, optional
-        One of the format's layouts (EMBD: "spec", "simple"; CNN v2: "v2", "v1", by default the ``version`` in the
-        metadata; finalfusion: "upstream", "spec").
+        One of the format's layouts (EMBD: "spec", "simple"; BinTensors: "spec", "current"; CNN v2: "v2", "v1", by
+        default the ``version`` in the metadata; finalfusion: "upstream", "spec").
     align : int, optional
         Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
         bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. safetensors, and
