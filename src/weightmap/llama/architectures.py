@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# The remedy of every refusal.
+# The remedies of a refusal.
+SCRIPT = "llama.cpp's script may know more: python -m weightmap.compat.gguf convert_hf_to_gguf.py DIR"
 KEEP = Remedy("{} keeps the names of the source, for other programs", "names", "keep")
 # A larger number in a configuration is a sign of damage; numbers in GGUF have 32 bits.
 _MAX_INT32 = 2**31 - 1
@@ -28,7 +29,8 @@ _MAX_INT32 = 2**31 - 1
 
 def refusal(what: str) -> EncodeError:
     """Return the error for a model that llama.cpp would not run correctly."""
-    return EncodeError(f"{what}: llama.cpp would not run this correctly", remedy=KEEP)
+    remedy = KEEP._replace(words=f"{KEEP.words}; {SCRIPT}")
+    return EncodeError(f"{what}: llama.cpp would not run this correctly", remedy=remedy)
 
 
 class Config:
@@ -79,19 +81,20 @@ class Config:
         """Raise `EncodeError` unless a field has one of the values that llama.cpp computes with."""
         value = self.get(name)
         if not any(type(value) is type(one) and value == one for one in allowed):
-            expected = " or ".join("no value" if one is None else _spelt(one) for one in allowed)
-            raise refusal(f"config.json has {name} {_spelt(value)}, expected {expected}")
+            expected = " or ".join("no value" if one is None else spelt(one) for one in allowed)
+            raise refusal(f"config.json has {name} {spelt(value)}, expected {expected}")
 
     def _first(self, names: Iterable[str]) -> Any:
         return next((value for name in names if (value := self.get(name)) is not None), None)
 
     def _wrong(self, name: str, value: Any, expected: str) -> EncodeError:
-        shown = "no value" if value is None else _spelt(value)
+        shown = "no value" if value is None else spelt(value)
         return EncodeError(f"config.json has {shown} as {name}", expected=expected, remedy=KEEP)
 
 
-def _spelt(value: Any) -> str:
-    return quoted(value) if isinstance(value, str) else str(value)[:60]
+def spelt(value: Any) -> str:
+    """Return a value of a configuration as part of a message."""
+    return quoted(value) if isinstance(value, str) else "none" if value is None else str(value)[:60]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ def _add_rope(writer: Any, rope: Config, gguf: Any) -> None:
     if kind in ("default", "llama3"):
         return
     if kind not in ("linear", "yarn"):
-        raise refusal(f"config.json has the rope type {_spelt(kind)}, expected default, linear, yarn or llama3")
+        raise refusal(f"config.json has the rope type {spelt(kind)}, expected default, linear, yarn or llama3")
     writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
     writer.add_rope_scaling_factor(rope.number("factor"))
     if kind == "linear":

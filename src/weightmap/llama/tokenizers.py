@@ -27,7 +27,7 @@ from weightmap._messages import quoted
 from weightmap.core.bytes import strict_json
 from weightmap.core.formats import fields
 from weightmap.errors import FormatError, MissingDependencyError
-from weightmap.llama.architectures import KEEP, refusal
+from weightmap.llama.architectures import KEEP, refusal, spelt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -340,10 +340,10 @@ def vocab_of(files: Files, kinds: tuple[str, ...], count: int, notes: list[str])
         model = tokenizer.get("model")
         if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
             what = model.get("type") if isinstance(model, dict) else model
-            raise refusal(f"{TOKENIZER} has a tokenizer of type {_shown(what)}, expected BPE")
+            raise refusal(f"{TOKENIZER} has a tokenizer of type {spelt(what)}, expected BPE")
         for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
             if model.get(affix):
-                raise refusal(f"{TOKENIZER} has the {affix} {_shown(model[affix])}, expected none")
+                raise refusal(f"{TOKENIZER} has the {affix} {spelt(model[affix])}, expected none")
         if (kind == "fallback") == bool(model.get("byte_fallback")):
             convert = _by_fallback if kind == "fallback" else _by_bytes
             return convert(tokenizer, files, count, notes)
@@ -351,10 +351,6 @@ def vocab_of(files: Files, kinds: tuple[str, ...], count: int, notes: list[str])
     if tokenizer is not None and len(kinds) > 1:
         raise refusal(f"{TOKENIZER} falls back to bytes, which llama.cpp does not know of this architecture")
     raise refusal(f"there is no tokenizer beside the model, expected {needed}")
-
-
-def _shown(value: Any) -> str:
-    return quoted(value) if isinstance(value, str) else "none" if value is None else str(value)[:60]
 
 
 # ---------------------------------------------------------------------------------------------------- sentencepiece
@@ -432,7 +428,7 @@ def _padding(count: int) -> tuple[list[str], list[int], list[float]]:
 
 def _id(value: Any, count: int, where: str) -> int:
     if type(value) is not int or not 0 <= value < count:
-        raise refusal(f"{where} has the id {_shown(value)}, expected one below {count}")
+        raise refusal(f"{where} has the id {spelt(value)}, expected one below {count}")
     return value
 
 
@@ -512,7 +508,7 @@ def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
     for step in steps:
         spaces = step.get("type") == "Metaspace" and step.get("replacement") == _BLANK
         if not spaces and step not in (prepended, replaced):
-            raise refusal(f"{TOKENIZER} has the step {_shown(step.get('type'))}, which llama.cpp does not take")
+            raise refusal(f"{TOKENIZER} has the step {spelt(step.get('type'))}, which llama.cpp does not take")
     if all(step == prepended for step in steps):
         raise refusal(f"{TOKENIZER} has no step that replaces blanks by {_BLANK}")
     return prepended in steps or any(map(_scheme, steps))
@@ -553,7 +549,7 @@ def _by_bytes(tokenizer: Mapping[str, Any], files: Files, count: int, notes: lis
     tokens, types, _ = _entries(tokenizer["model"].get("vocab"), files, count, notes)
     for step in _steps(tokenizer.get("normalizer")):
         if step.get("type") != "NFC":
-            raise refusal(f"{TOKENIZER} has the normalizer {_shown(step.get('type'))}, expected none or NFC")
+            raise refusal(f"{TOKENIZER} has the normalizer {spelt(step.get('type'))}, expected none or NFC")
     merges_of(tokenizer)
     return Vocab("gpt2", _pre(tokenizer), tokens, types, None)
 

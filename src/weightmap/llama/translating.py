@@ -16,13 +16,14 @@ from weightmap.core.model.internals import check_index, name_of, parts_of
 from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError
 from weightmap.huggingface.companion_files import TEMPLATES, companions
 from weightmap.llama import tokenizers
-from weightmap.llama.architectures import ARCHITECTURES, KEEP, Architecture, Config, add_keys, architecture_of, refusal
+from weightmap.llama.architectures import ARCHITECTURES, KEEP, SCRIPT, add_keys, architecture_of, refusal
 from weightmap.llama.tensors import CACHE_SCALES, FILE_TYPES, Shape, Translated, check_complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from weightmap.core.model.file import TensorFile
+    from weightmap.llama.architectures import Architecture, Config
 
 # Descriptions in a model directory: the front matter of ``README.md``, and ``generation_config.json``.
 #
@@ -165,11 +166,9 @@ def unknown(file: TensorFile) -> str:
     source, _, options = parts_of(file)
     config, path = config_of(source, options.config, options.trust)
     name, _ = architecture_of(config)
-    if name:
-        said = f"{os.path.basename(path)} has the architecture {quoted(name)}"
-        script = "python -m weightmap.compat.gguf convert_hf_to_gguf.py DIR"
-        return f"{said}, which is not known under llama.cpp's names; llama.cpp's script may know it: {script}"
     model, file_name = source.absolute, os.path.basename(path)
+    if name:
+        return f"{file_name} has the architecture {quoted(name)}, which is not known under llama.cpp's names; {SCRIPT}"
     there = names_in(folder_of(model), (file_name, *_OTHERS)) if model is not None else ()
     if config or file_name in there:
         return f"{file_name} has no architecture (architectures, one name) to choose llama.cpp's names by"
