@@ -240,6 +240,41 @@ def test_parameters_of_a_quantised_checkpoint(tmp_path):
             np.testing.assert_array_equal(dense[name], array.astype(np.float32), err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_the_report_counts_decoded_tensors_that_are_permuted_or_stacked(tmp_path, name):
+    tensors = tensors_of(name)
+    projections = [key for key in tensors if "_proj" in key]
+    for key in projections:  # FP8, for which GGUF has no type
+        tensors[key] = tensors[key].astype(checkpoints.F8)
+        tensors[f"{key}_scale_inv"] = np.ones((1, 1), np.float32)
+    how = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    source = write(tmp_path / "model", config_of(name, quantization_config=how), tensors)
+    report = wm.convert(wm.open(source).weights, tmp_path / "x.gguf")
+    said = [line for line in report.warnings if "decoded, such as" in line]
+    number = 7 * models.LAYERS  # q, k, v, o, gate, up, down
+    assert [line[: line.index(" decoded")] for line in said] == [f"{number} parameters"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, models.BF16])
+def test_norms_of_gemma_are_sums_of_their_own_type(tmp_path, dtype):
+    """As in llama.cpp's script, which adds 1 in float16 to float16, else in float32."""
+    tensors = tensors_of("Gemma2ForCausalLM", dtype)
+    source = write(tmp_path / "model", config_of("Gemma2ForCausalLM"), tensors, files=files_of("Gemma2ForCausalLM"))
+    wm.convert(source, tmp_path / "x.gguf")
+    norm = tensors["model.norm.weight"]
+    wanted = norm + np.float16(1) if dtype is np.float16 else norm.astype(np.float32) + 1
+    with wm.open(tmp_path / "x.gguf") as f:
+        np.testing.assert_array_equal(f["output_norm.weight"], wanted.astype(np.float32), strict=True)
+
+
+def test_biases_keep_negative_zeros(tmp_path):
+    tensors = tensors_of("Qwen2ForCausalLM")
+    tensors["model.layers.0.self_attn.v_proj.bias"][:] = -0.0
+    source = write(tmp_path / "model", config_of("Qwen2ForCausalLM"), tensors)
+    wm.convert(source, tmp_path / "x.gguf")
+    assert np.signbit(wm.open(tmp_path / "x.gguf")["blk.0.attn_v.bias"]).all()
+
+
 def test_scales_of_experts_that_are_no_numbers_are_refused(tmp_path):
     tensors = tensors_of("Qwen3MoeForCausalLM")
     for key in [key for key in tensors if key.endswith(".gate_proj.weight")]:

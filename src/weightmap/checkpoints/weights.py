@@ -60,8 +60,15 @@ def _type_of(config: Mapping[str, Any]) -> str | None:
 
 
 def storage_of(row: Row) -> tuple[str, int, str, int] | None:
-    """Return scheme, block size, type of scales and bytes of a parameter's pieces; None if it is a plain tensor."""
-    pieces = row.geometry
+    """Return scheme, block size, type of scales and bytes of a parameter's pieces; None if it is a plain tensor.
+
+    Of decoded parameters that were permuted, cast or stacked, these describe the first one.
+    """
+    pieces, source = row.geometry, row.source
+    while pieces is None and isinstance(source, Derived):
+        if isinstance(source, _Decoded) and source.layout is None:
+            pieces = source.components
+        source = source.parent
     if not isinstance(pieces, Components):
         return None
     coding, rows = pieces.coding, [piece for _, piece in pieces.rows.values()]
@@ -296,11 +303,6 @@ class Components(Geometry):
     """
 
     __slots__ = ("coding", "model_dtype", "rows", "starts")
-
-    coding: Coding
-    model_dtype: DType
-    rows: Mapping[str, tuple[str, Row]]
-    starts: Mapping[str, int]
 
     def __init__(
         self, coding: Coding, model_dtype: DType, rows: Mapping[str, tuple[str, Row]], starts: Mapping[str, int]

@@ -398,11 +398,11 @@ def _as_float32(name: str, row: Row, plus: float) -> Row:
 
 
 class _Cast(Derived):
-    """A tensor as float32, plus a number."""
+    """A tensor as float32, plus a number; as in llama.cpp's script, float16 is added in float16."""
 
     def __init__(self, row: Row, plus: float, nbytes: int) -> None:
         super().__init__(row.source, row.offset, nbytes)
-        self._row, self._plus = row, np.float32(plus)
+        self._row, self._plus, self._sum = row, plus, "<f2" if row.dtype.name == "float16" else "<f4"
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - it is small
         """Implement `Source.reads`: the whole tensor."""
@@ -410,13 +410,14 @@ class _Cast(Derived):
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""
-        return _Cast(self._row.reading(ahead), float(self._plus), self.size - self._base)
+        return _Cast(self._row.reading(ahead), self._plus, self.size - self._base)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
         stored, at = numpy_dtype(self._row.dtype), 0
         for chunk in self._row.source.chunks(self._row.offset, self._row.nbytes):
             with np.errstate(over="ignore", invalid="ignore"):
-                octets = (np.frombuffer(chunk, stored).astype("<f4") + self._plus).view(np.uint8)
+                values = np.frombuffer(chunk, stored).astype(self._sum)
+                octets = (values + self._plus if self._plus else values).astype("<f4").view(np.uint8)
             yield octets[max(start - at, 0) : max(stop - at, 0)]
             at += len(octets)
 

@@ -32,9 +32,13 @@ class Derived(Source):
     Parameters
     ----------
     parent : Source
-        The file's.
+        The file's, or one over it.
     base, size : int
         Offset and bytes of the tensor.
+
+    Attributes
+    ----------
+    parent : Source
     """
 
     path: str | None
@@ -45,7 +49,7 @@ class Derived(Source):
     def __init__(self, parent: Source, base: int, size: int) -> None:
         # `Source.__init__` would look for a file.
         self.path, self.name, self.mode, self.size = parent.path, parent.name, parent.mode, base + size
-        self._parent, self._base = parent, base
+        self.parent, self._base = parent, base
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - unknown here
         """Implement `Source.reads`; yields nothing if the order is not known in advance."""
@@ -57,7 +61,7 @@ class Derived(Source):
 
     def check_size(self, what: str, nbytes: int) -> None:
         """Implement `Source.check_size`, for the file."""
-        self._parent.check_size(what, nbytes)
+        self.parent.check_size(what, nbytes)
 
     @property
     def in_memory(self) -> bool:
@@ -109,12 +113,12 @@ class Derived(Source):
 
     def prefetch(self, ranges: Iterable[Range]) -> None:
         """Prefetch the part of the file that holds the tensor."""
-        parent = self._parent
+        parent = self.parent
         parent.prefetch(Range(begin, min(end, parent.size)) for begin, end in ranges)
 
     def check_unchanged(self) -> None:
         """Implement `Source.check_unchanged`, for the file."""
-        self._parent.check_unchanged()
+        self.parent.check_unchanged()
 
 
 class Fetched(Derived):
@@ -156,12 +160,12 @@ class StridedSource(Derived):
         each = (self.size - self._base) // self._shape[0]
         for i in range((begin - self._base) // each, -(-(end - self._base) // each)):
             at = self._base + i * self._strides[0]
-            yield from self._parent.reads(at, at + inner)
+            yield from self.parent.reads(at, at + inner)
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""
         size = self.size - self._base
-        parent = self._parent.reading(ahead)
+        parent = self.parent.reading(ahead)
         return StridedSource(parent, self._base, size, self._shape, self._strides, self._itemsize)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
@@ -204,7 +208,7 @@ class StridedSource(Derived):
         extents = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
         span = sum(extents) + itemsize
         if span <= _WINDOW or not shape:
-            out[...] = np.ndarray(shape, out.dtype, self._parent.pread(at, span), 0, strides)
+            out[...] = np.ndarray(shape, out.dtype, self.parent.pread(at, span), 0, strides)
             return
         step, inner = strides[0], span - extents[0]
         if inner > _WINDOW or step > max(_GAP, 4 * inner):
@@ -214,7 +218,7 @@ class StridedSource(Derived):
         group = (_WINDOW - inner) // step + 1
         for i in range(0, shape[0], group):
             part = out[i : i + group]
-            raw = self._parent.pread(at + i * step, (len(part) - 1) * step + inner)
+            raw = self.parent.pread(at + i * step, (len(part) - 1) * step + inner)
             part[...] = np.ndarray(part.shape, out.dtype, raw, 0, strides)
 
 
@@ -227,7 +231,7 @@ class _WholeSource(Derived):
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - any part needs all
         """Implement `Source.reads`."""
-        yield self._parent, *self._row.extent
+        yield self.parent, *self._row.extent
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""
@@ -238,7 +242,7 @@ class InflatedSource(_WholeSource):
     """The elements of a `Deflated` tensor in row-major order."""
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        how, parent, base = self._how, self._parent, self._base
+        how, parent, base = self._how, self.parent, self._base
         if how.strides is not None:
             whole = np.ascontiguousarray(how.array(self._row))
             yield whole.reshape(-1).view(np.uint8)[start:stop]
