@@ -297,13 +297,14 @@ def test_a_model_of_transformers_has_a_loader_that_fits_names_and_shapes(net, tm
 def test_names_are_chosen_and_changed(training):
     module, path = training
     head = torch.nn.Linear(4, 8, bias=False)
-    for rename in ({"head.weight": "weight"}, lambda name: name.removeprefix("head.")):
+    for rename in ({"head.weight": "weight"}, {"head.*": "*"}, lambda name: name.removeprefix("head.")):
         torch.nn.init.zeros_(head.weight)
         load_into(head, path, prefix="model.", include=["model.head.*"], rename=rename)
         assert torch.equal(head.weight, module.head.weight)
     for words, options in {
         r"include is 'head\.\*', which matches none of \d+ tensors": {"include": "head.*"},
         r"rename has 'hat', the name of none of": {"rename": {"hat": "weight"}},
+        r"rename has 'hat\*', the name of none of": {"rename": {"model.*": "*", "hat*": "*"}},
         r"tensors 'model\.embed\.weight' and 'model\.norm\.weight' are both called 'w'": {
             "include": ["model.embed.weight", "model.norm.weight"],
             "rename": lambda _: "w",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted, quoted
 from weightmap.checkpoints.configuration import as_parameters
 from weightmap.checkpoints.pieced import REPACKED, TargetTypes
 from weightmap.checkpoints.weights import storage_of
 from weightmap.conversion.quantizer import Quantize, Quantizer
-from weightmap.core.arguments import DEFAULT_LIMITS, Globs, Options, listed, matches, mistyped, takes
+from weightmap.core import arguments
+from weightmap.core.arguments import DEFAULT_LIMITS, Globs, Options, listed, matches, takes
 from weightmap.core.dtypes import FLOATING, SHORT, name_of_dtype
 from weightmap.core.formats import FORMATS, Format, by_name
 from weightmap.core.model.codes import check_computable
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.model.file import TensorFile
     from weightmap.llama.tensors import Shape
-
-Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
 
 
 _PRIVATELY = Options(DEFAULT_LIMITS, private=True)
@@ -117,7 +116,7 @@ class Spec:
         if chosen is not None and not any(self.takes(name) and matches(name, chosen) for name in names):
             raise EncodeError(f"Quantize.include is {_spelt(chosen)}, which matches none of {count}", path=source)
 
-    def renamed(self, names: Collection[str], rename: Rename, source: str) -> dict[str, str]:
+    def renamed(self, names: Collection[str], rename: arguments.Rename | None, source: str) -> dict[str, str]:
         """Return the new name of each renamed tensor.
 
         Raises `EncodeError` for a mapping that names no tensor, and TypeError for anything but names.
@@ -125,29 +124,13 @@ class Spec:
         if rename is None:
             return {}
         if isinstance(rename, Mapping):
-            whole = _whole_names(names, rename)
-            if names and rename and not any(name in whole for name in names):
-                some = ", ".join(map(quoted, list(rename)[:3]))
+            whole, unused = arguments.whole_names(names, rename)
+            if names and rename and len(unused) == len(rename):
+                some = ", ".join(map(quoted, unused[:3]))
                 what = f"rename has {some}, the name of none of {counted(len(names), 'tensor')}"
                 raise EncodeError(what, path=source)
-            rename = lambda name: whole.get(name, name)  # noqa: E731 - a mapping becomes a function
-        if not callable(rename):
-            raise mistyped("rename", rename, "a mapping of names or a function of a name")
-        changed = {}
-        for name in filter(self.takes, names):
-            new = rename(name)
-            if not isinstance(new, str):
-                raise mistyped(f"the new name of tensor {quoted(name)}", new, "a str")
-            if new != name:
-                changed[name] = new
-        return changed
-
-
-def _whole_names(names: Collection[str], rename: Mapping[str, str]) -> Mapping[str, str]:
-    """Replace ``OLD*``, renamed to ``NEW*``, by the tensors whose names begin with OLD."""
-    begins = {old[:-1]: new[:-1] for old, new in rename.items() if f"{old}"[-1:] == f"{new}"[-1:] == "*"}
-    more = {name: f"{new}{name[len(old) :]}" for old, new in begins.items() for name in names if name.startswith(old)}
-    return {**more, **rename}
+            rename = whole
+        return {old: new for old, new in arguments.new_names(filter(self.takes, names), rename).items() if new != old}
 
 
 def _spelt(globs: Globs) -> str:

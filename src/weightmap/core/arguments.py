@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import islice
 from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 
-from weightmap._messages import counted
+from weightmap._messages import counted, quoted
 from weightmap.errors import LimitError, TensorFileError
 
 # Byte counts in readable units
@@ -69,6 +69,7 @@ def listed(globs: Globs) -> tuple[str, ...]:
 
 
 Globs: TypeAlias = str | Sequence[str] | None
+Rename: TypeAlias = Mapping[str, str] | Callable[[str], str]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -218,6 +219,34 @@ def as_globs(name: str, value: Any) -> Globs:
         if not isinstance(glob, str):
             raise mistyped(f"a glob of {name}", glob, "a str")
     return listed
+
+
+def whole_names(names: Collection[str], rename: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Replace ``OLD*``, renamed to ``NEW*``, by the names that begin with OLD; also return what renames none."""
+    by_begin: dict[str, str] = {}
+    whole: dict[str, str] = {}
+    unused: list[str] = []
+    for old, new in rename.items():
+        if f"{old}"[-1:] == f"{new}"[-1:] == "*":
+            begun = {name: f"{new[:-1]}{name[len(old) - 1 :]}" for name in names if name.startswith(old[:-1])}
+            by_begin |= begun
+        else:
+            begun = {old: new} if old in names else {}
+            whole |= begun
+        unused += [] if begun else [old]
+    return by_begin | whole, unused
+
+
+def new_names(names: Iterable[str], rename: Rename) -> dict[str, str]:
+    """Return new names by old ones. Raises TypeError for another `rename`, and for a new name that is no str."""
+    function = (lambda name: rename.get(name, name)) if isinstance(rename, Mapping) else rename
+    if not callable(function):
+        raise mistyped("rename", rename, "a mapping of names or a function of a name")
+    new = {name: function(name) for name in names}
+    for name, value in new.items():
+        if not isinstance(value, str):
+            raise mistyped(f"the new name of tensor {quoted(name)}", value, "a str")
+    return new
 
 
 def check_progress(progress: Callable[[int, int], None] | None) -> None:

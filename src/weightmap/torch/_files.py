@@ -46,8 +46,8 @@ def load_file(
         read-only modes "mmap" and "sealed", they are copies. `weightmap.device` copies them to any other device: there,
         the tensors of a file share one piece of memory, and quantised tensors are decoded if Triton is installed.
     plan : ReadPlan, optional
-        What to read: a plan of `weightmap.plan` for this file, such as the slices of one rank. Tensors come in the
-        plan's order; on the CPU they are copies.
+        What to read: a plan of `weightmap.plan` for this file, such as the slices of one rank. The plan has the file
+        open, and `path` is not opened. Tensors come in the plan's order; on the CPU they are copies.
     verify : bool
         Check the checksums of the file, if it has any, before returning a tensor.
     dtype : torch.dtype, optional

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights
-from weightmap.core.arguments import Globs, as_globs, listed, matches, mistyped, names_moved, takes
+from weightmap.core import arguments
+from weightmap.core.arguments import Globs, Rename, as_globs, listed, matches, mistyped, names_moved, takes
 from weightmap.core.bytes import Range
 from weightmap.core.model.codes import check_cast
 from weightmap.core.model.internals import check_unchanged, named_rows, row_of
@@ -67,7 +68,8 @@ def load_into(
     include : glob or sequence of globs, optional
         Read only tensors whose name in the file matches one of these.
     rename : mapping of str to str, or callable, optional
-        Maps names without `prefix` to the module's names; or a function that does so.
+        Maps names without `prefix` to the module's names (``{"net.*": "*"}`` renames all that begin with "net."); or a
+        function that does so.
     strict : bool
         Whether missing and unexpected names are errors, as in torch, and so are tied parameters with different values.
     assign : bool
@@ -126,9 +128,7 @@ def load_into(
     return result
 
 
-def _module_names(
-    names: Collection[str], prefix: str, include: Globs, rename: Mapping[str, str] | Callable[[str], str] | None
-) -> dict[str, str]:
+def _module_names(names: Collection[str], prefix: str, include: Globs, rename: Rename | None) -> dict[str, str]:
     """Return the module's names of the tensors to read, by their names in the file."""
     if not isinstance(prefix, str):
         raise mistyped("prefix", prefix, "a str")
@@ -141,21 +141,17 @@ def _module_names(
         some = ", ".join(map(quoted, list(roots)[:10])) or "nothing: there is no tensor"
         raise StateError(f"prefix is {quoted(prefix)}, which no tensor to read begins with; names begin with {some}")
     if isinstance(rename, Mapping):
-        unknown = [old for old in rename if old not in chosen.values()]
-        if unknown:
-            some = ", ".join(map(quoted, unknown[:3]))
+        whole, unused = arguments.whole_names(chosen.values(), rename)
+        if unused:
+            some = ", ".join(map(quoted, unused[:3]))
             raise StateError(f"rename has {some}, the name of none of {counted(len(chosen), 'tensor')}")
-        new_names = rename
-        rename = lambda name: new_names.get(name, name)  # noqa: E731
+        rename = whole
     if rename is None:
         return chosen
-    if not callable(rename):
-        raise mistyped("rename", rename, "a mapping of names or a function of a name")
     renamed: dict[str, str] = {}  # maps names of the module to names in the file
+    new_of = arguments.new_names(chosen.values(), rename)
     for stored, old in chosen.items():
-        new = rename(old)
-        if not isinstance(new, str):
-            raise mistyped(f"the new name of tensor {quoted(old)}", new, "a str")
+        new = new_of[old]
         if new in renamed:
             raise StateError(f"tensors {quoted(renamed[new])} and {quoted(stored)} are both called {quoted(new)}")
         renamed[new] = stored
