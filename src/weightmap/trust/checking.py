@@ -293,18 +293,18 @@ def compared(trust: Trust, names: Sequence[str]) -> str:
     return f"{', '.join(lines)} {trust.how}"
 
 
-def _files(trust: Trust, folder: str, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the files in a folder and its subfolders, each after `prefix`."""
-    with os.scandir(os.path.join(folder, prefix)) as entries:
-        for entry in entries:
-            name = f"{prefix}{entry.name}"
-            status = status_of(entry.path)
-            if stat.S_ISDIR(status.st_mode):
+def _files(trust: Trust, folder: str) -> Iterator[str]:
+    """Yield the names of the files in a folder and its subfolders, which may be of any depth."""
+    prefixes = [""]
+    for prefix in prefixes:  # which grows
+        for entry in [*os.scandir(os.path.join(folder, prefix))]:
+            name, mode = f"{prefix}{entry.name}", status_of(entry.path).st_mode
+            if stat.S_ISDIR(mode):
                 if entry.is_symlink() and trust.signed:
                     raise TrustError("this is a link to a folder, and a signature is about files", path=entry.path)
                 if not entry.is_symlink() and (trust.signed or not trust.ignores(name)):
-                    yield from _files(trust, folder, f"{name}/")
-            elif not stat.S_ISREG(status.st_mode):
+                    prefixes.append(f"{name}/")
+            elif not stat.S_ISREG(mode):
                 raise TrustError("not a regular file", path=entry.path)
             elif not trust.ignores(name):
                 yield name
