@@ -304,6 +304,10 @@ def test_commands(model, keys, capsys):
     assert cli.main(["verify", str(model), "--trust", bundle, "--key", str(keys / "other.pub")]) == 1
     assert cli.main(["verify", str(model), "--trust", "recorded"]) == 1
     assert "this file has no digest beside it" in capsys.readouterr().out
+    assert cli.main(["verify", str(model), "--trust", bundle]) == 1
+    assert capsys.readouterr().out.endswith("; --key PEM checks a signature\n")
+    with pytest.raises(wm.TrustError, match=r"; weightmap\.trust\.signature\(path, key=\.\.\.\) checks a signature$"):
+        wm.open(model, trust=bundle)
     assert cli.main(["verify", str(model), "--key", "x"]) == 2
     signed(model, keys, by_key=False)
     by = ["verify", str(model), "--trust", bundle, "--certificate"]

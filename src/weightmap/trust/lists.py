@@ -28,7 +28,7 @@ from weightmap.core.bytes.open_source import blob_of, is_missing
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native.access import refuse_loop, status_of
-from weightmap.errors import TrustError
+from weightmap.errors import Remedy, TrustError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +140,9 @@ def of_sums(raw: bytes, origin: str) -> Digests:
         elif (match := _BSD.fullmatch(text)) is not None:
             name, digits = match.groups()
         else:
-            raise TrustError(f"line {number} is not a line of sha256sum: {quoted(line)}", path=origin)
+            of_bundle = Remedy("{} checks a signature", "key", "PEM", python="weightmap.trust.signature(path, key=...)")
+            remedy = of_bundle if line.startswith("{") else None
+            raise TrustError(f"line {number} is not a line of sha256sum: {quoted(line)}", path=origin, remedy=remedy)
         if escaped:
             if any(mark not in _ESCAPED for mark in _ESCAPE.findall(name)):
                 raise TrustError(f"line {number} has an escape that sha256sum does not write", path=origin)
@@ -159,11 +161,9 @@ def of_pointer(raw: bytes, origin: str) -> Digest | None:
 
 def of_file(raw: bytes, origin: str) -> Digests:
     """Return the digests in a file, by name; a digest without a name has the name `ONLY`."""
-    pointer = of_pointer(raw, origin)
-    if pointer is not None:
+    if (pointer := of_pointer(raw, origin)) is not None:
         return {ONLY: (pointer,)}
-    bare = _BARE.fullmatch(raw)
-    if bare is not None:
+    if (bare := _BARE.fullmatch(raw)) is not None:
         return {ONLY: (Digest("sha256", bare[1].decode().lower(), origin),)}
     digests = of_sums(raw, origin)
     if not digests:
