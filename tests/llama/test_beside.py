@@ -165,6 +165,7 @@ again: *index
 
 def test_a_model_card_and_how_to_sample(converted):
     sampling = {"top_k": 20, "top_p": 0.5, "temperature": 1, "do_sample": True, "eos_token_id": [1, 2]}
+    sampling["repetition_penalty"] = 1.25
     others = dict.fromkeys(("LICENSE", "code.py", "preprocessor_config.json"), b"")
     metadata, warnings = converted({"README.md": CARD, "generation_config.json": sampling, **others})
     expected = {
@@ -179,6 +180,7 @@ def test_a_model_card_and_how_to_sample(converted):
         "sampling.top_k": 20,
         "sampling.top_p": 0.5,
         "sampling.temp": 1.0,
+        "sampling.penalty_repeat": 1.25,
     }
     for key, value in expected.items():
         stored = metadata[f"general.{key}"]

@@ -411,6 +411,7 @@ def test_a_tokenizer_that_cannot_fall_back_to_bytes(tmp_path):
 
 
 LLAMA, QWEN, MOE, GEMMA2 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM"
+GEMMA3 = "Gemma3ForCausalLM"
 
 
 def _without(name, *parts):
@@ -526,6 +527,34 @@ def test_yarn_of_a_length_that_only_the_model_says(tmp_path, name, key):
     wm.convert(source, tmp_path / "x.gguf")
     stated = wm.open(tmp_path / "x.gguf").metadata
     assert stated[f"{models.ARCHITECTURE[name]}.rope.scaling.original_context_length"] == 512
+
+
+_LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 7e4}
+_OLDER = {"type": "linear", "factor": 4.0}
+_PLAIN = {"rope_type": "default", "rope_theta": 9e4}
+
+
+@pytest.mark.parametrize(
+    ("name", "rope", "factor", "theta"),
+    [
+        (QWEN, {"rope_scaling": _OLDER, "rope_theta": 6e4}, 4, 6e4),
+        (QWEN, {"rope_scaling": _LINEAR, "rope_parameters": _PLAIN}, 4, 7e4),
+        (QWEN, {"rope_scaling": _OLDER, "rope_parameters": _PLAIN, "rope_theta": None}, 4, 1e4),
+        (QWEN, {"rope_scaling": {}, "rope_parameters": _LINEAR}, 4, 7e4),
+        (GEMMA3, {"rope_scaling": _OLDER, "rope_theta": 6e4}, None, 6e4),
+        (GEMMA3, {"rope_scaling": _LINEAR, "rope_theta": 6e4}, 4, 7e4),
+        (GEMMA3, {"rope_scaling": _LINEAR, "rope_parameters": {"full_attention": _PLAIN}}, 4, 7e4),
+        (GEMMA3, {"rope_parameters": {"full_attention": {**_OLDER, "rope_theta": 8e4}}}, 4, 8e4),
+        (GEMMA3, {"rope_parameters": _LINEAR, "rope_theta": 6e4}, None, 6e4),
+    ],
+)
+def test_settings_of_rotation_are_those_that_transformers_reads(tmp_path, name, rope, factor, theta):
+    """In version 5.24, and so in llama.cpp's script."""
+    source = write(tmp_path / "model", config_of(name, **rope), tensors_of(name), files=files_of(name))
+    wm.convert(source, tmp_path / "x.gguf")
+    stated, title = wm.open(tmp_path / "x.gguf").metadata, models.ARCHITECTURE[name]
+    assert stated.get(f"{title}.rope.scaling.factor") == factor
+    assert stated[f"{title}.rope.freq_base"] == theta
 
 
 def test_a_head_beside_embeddings_that_llama_cpp_always_uses(tmp_path):

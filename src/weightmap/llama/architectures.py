@@ -160,16 +160,17 @@ def rope_of(config: Config) -> Config:
     """Return the settings for rotary embeddings of full attention as one object.
 
     Transformers 4 has ``rope_theta`` and ``rope_scaling``; transformers 5 has ``rope_parameters`` for everything, with
-    an object for each kind of layers if these differ.
+    an object for each kind of layers if these differ, as in Gemma 3, and reads ``rope_scaling`` instead if it is there.
     """
-    nested = config.table("rope_parameters")
-    if nested.get("full_attention") is not None:
-        nested = nested.table("full_attention")
-    values = {**config.table("rope_scaling").values, **nested.values}
+    parameters, scaling = config.table("rope_parameters"), config.table("rope_scaling").values
+    values = parameters.table("full_attention").values
+    if config.get("rope_local_base_freq") is None:
+        values = dict(scaling or values or parameters.values)
+    else:  # Gemma 3, where `type` in `rope_scaling` has no effect
+        values = {**(values or {"rope_type": "default"}), **scaling}
     values.setdefault("rope_type", values.get("type") or "default")
-    values.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    theta = nested.get("rope_theta")
-    return Config({**values, "rope_theta": config.get("rope_theta") if theta is None else theta})
+    context, theta = config.get("max_position_embeddings"), config.get("rope_theta")
+    return Config(values, {"rope_theta": theta, "original_max_position_embeddings": context})
 
 
 def _add_rope(writer: Any, rope: Config, gguf: Any) -> None:
@@ -294,8 +295,7 @@ def _gemma2_keys(writer: Any, config: Config, rope: Config) -> None:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.values.get(name, "") is None:
             raise refusal(f"config.json has {name} null, expected a number")
-    writer.add_attn_logit_softcapping(config.number("attn_logit_softcapping"))
-    writer.add_final_logit_softcapping(config.number("final_logit_softcapping"))
+        getattr(writer, f"add_{name}")(config.number(name))
 
 
 def _gemma3_keys(writer: Any, config: Config, rope: Config) -> None:

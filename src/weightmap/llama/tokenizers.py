@@ -81,9 +81,7 @@ class Special:
                 number = inner.get(f"{kind}_token_id")
             self._set(kind, number)
 
-    def _add_settings(
-        self, settings: Mapping[str, Any], tokenizer: Mapping[str, Any], names: Mapping[str, str]
-    ) -> None:
+    def _add_settings(self, settings: Mapping[str, Any], tokenizer: Mapping[str, Any], names: dict[str, str]) -> None:
         """Add the ids of tokens that ``tokenizer_config.json`` names."""
         ids: dict[str, Any] = {}
         added = tokenizer.get("added_tokens")

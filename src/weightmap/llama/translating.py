@@ -41,8 +41,9 @@ _KEYS |= {"base_model", "base_models", "base_model_sources", "datasets", "datase
 _KEYS |= {"license", "license_name", "license_link", "tags", "pipeline_tag", "language", "languages"}
 # Fields of gguf.Metadata that generation_config.json has too, and whether they are whole numbers.
 _SAMPLING = {"top_k": True, "penalty_last_n": True, "mirostat": True, "top_p": False, "min_p": False}
-_SAMPLING |= {"xtc_probability": False, "xtc_threshold": False, "temperature": False, "penalty_repeat": False}
-_SAMPLING |= {"mirostat_tau": False, "mirostat_eta": False}
+_SAMPLING |= {"xtc_probability": False, "xtc_threshold": False, "temperature": False, "repetition_penalty": False}
+_SAMPLING |= {"penalty_repeat": False, "mirostat_tau": False, "mirostat_eta": False}
+_RENAMED = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 
 
 def card_of(files: tokenizers.Files, notes: list[str]) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def sampling_of(files: tokenizers.Files, notes: list[str]) -> Mapping[str, Any]:
         if value is None:
             continue
         if type(value) in ((int,) if whole else (int, float)) and -limit <= value <= limit:
-            sampling["sampling_temp" if key == "temperature" else f"sampling_{key}"] = value
+            sampling[f"sampling_{_RENAMED.get(key, key)}"] = value
         else:
             notes.append(f"{GENERATION} has the {key} {str(value)[:40]}, which is left out")
     return sampling
