@@ -321,6 +321,7 @@ ELSEWHERE = {
     "base": "deltas/test_pull.py",
     "in_place": "deltas/test_pull.py",
     "allow_symlinks": "trust/test_signing.py",
+    "key": "trust/test_signing.py",
 }
 
 
