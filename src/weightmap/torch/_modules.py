@@ -115,8 +115,10 @@ def load_into(
     except StateError as error:
         if strict and not prefix and (root := _root_of(targets, stored)):
             error.what = f"{error.what}; the file has such names below {root!r}: prefix={root!r} removes it"
-        elif strict and hasattr(module, "from_pretrained") and error.what.startswith("Error(s) in loading"):
-            remedy = "`from_pretrained` within `weightmap.compat.patched()` renames, joins and transposes tensors"
+        elif strict and hasattr(module, "from_pretrained") and not error.what.startswith(("tensor ", "a tensor ")):
+            remedy = (
+                "`from_pretrained` within `weightmap.compat.patched()` renames, joins, transposes and unties tensors"
+            )
             error.what = f"{error.what}; {remedy} as the model's library does"
         raise error.located(path=file_path) from None
     finish = _assign if assign else _fill
@@ -206,7 +208,8 @@ def _tie(targets: Mapping[str, Any], state: dict[str, Any], *, strict: bool) -> 
         first, *others = present
         differ = not all(_same(state[first], state[name]) for name in others)
         if differ and strict:
-            raise StateError(f"{', '.join(map(quoted, present))} are one tensor in the module, and differ in the file")
+            what = f"{', '.join(map(quoted, present))} are one tensor in the module, and differ in the file"
+            raise StateError(f"{what} (strict=False takes the last one)")
         value = state[present[-1] if differ else first]  # the last one wins, as in torch
         state.update(dict.fromkeys(tied, value))
 
