@@ -258,6 +258,14 @@ def test_a_directory_is_not_taken_for_a_file(tmp_path, name):
     assert listing(tmp_path / "dir") == []
 
 
+def test_a_directory_gets_shards(tmp_path):
+    with pytest.raises(IsADirectoryError, match="or max_shard_size= and format= for shards"):
+        wm.save(tmp_path, {"a": BASE})
+    wm.save(tmp_path, {"a": BASE}, max_shard_size="1GB", format="safetensors")
+    with wm.open(tmp_path) as f:
+        assert list(f) == ["a"]
+
+
 @pytest.mark.parametrize("name", ["n" * 255, "é" * 127, "n" + "é" * 127, "w.bt"])
 def test_the_longest_names(tmp_path, name, monkeypatch):
     """Any valid file name can be saved to; the name of the temporary file is no longer, and is valid UTF-8."""

@@ -256,7 +256,7 @@ def _asarray(value: Any) -> NDArray[Any] | None:
     return None if array.dtype.hasobject else array
 
 
-_SHARDS_INSTEAD = " in it, or max_shard_size= for shards"
+_SHARDS_INSTEAD = " in it, or max_shard_size= and format= for shards"
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
