@@ -19,6 +19,7 @@ import weightmap as wm
 from weightmap import deltas
 from weightmap.cli import main
 from weightmap.deltas import local as places
+from weightmap.deltas import pulling
 
 GOOD, BAD = EXPECTED["good"], EXPECTED["bad"]
 
@@ -243,6 +244,16 @@ def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):
     assert digests(wm.load(other)) == digests(states[1])
     with pytest.raises(wm.DeltaError, match="give base=, the model that is version 0"):
         deltas.pull(tmp_path / "nothing", source, version=2)
+
+
+def test_an_index_that_is_rewritten_meanwhile(chain, tmp_path, monkeypatch):
+    """The new index says where the tensors of the opened model are, whatever the old file says by now."""
+    base, source, states = chain
+    monkeypatch.setattr(pulling, "read_small", lambda _: b'{"metadata": {"kept": "yes"}}')
+    deltas.pull(tmp_path / "local", source, base=base, version=1)
+    index = json.loads((tmp_path / "local" / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert index["metadata"] == {"kept": "yes"}
+    assert digests(wm.load(tmp_path / "local")) == digests(states[1])
 
 
 def test_gaps_and_wrong_bases_are_refused(chain, tmp_path, capsys):

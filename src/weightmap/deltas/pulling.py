@@ -16,7 +16,7 @@ from weightmap.core.bytes.open_source import MAX_OPEN, called, inside, path_of, 
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import Tensors, by_name
 from weightmap.core.formats._writing import Payload, Request
-from weightmap.core.model.internals import name_of, rows_of, sources_of
+from weightmap.core.model.internals import name_of, rows_of, sources_of, where_of
 from weightmap.core.model.listing import new_sum
 from weightmap.core.model.opening import open_with
 from weightmap.core.native import access
@@ -452,7 +452,7 @@ def _stage(
     switch: tuple[str | None, str] = (only, only)
     if sharded:
         index = called(path) if update and path is not None else versions.INDEX
-        _write_index(place, path, index, names)
+        _write_index(place, path, index, {name: names.get(shard, shard) for name, shard in where_of(base).items()})
         shards = [(name, name) for name in names.values()]
         # If there was no model before, shards without their index might pass for one.
         *first, switch = (*shards, (index, index)) if old else ((index, index), *shards)
@@ -470,10 +470,10 @@ def _stage(
     return change._replace(coming={name: place.staged_identity(name) for name in staged})
 
 
-def _write_index(place: Local, path: str | None, name: str, names: Mapping[str, str]) -> None:
-    """Write the index of a model whose shards have new names."""
+def _write_index(place: Local, path: str | None, name: str, where: Mapping[str, str]) -> None:
+    """Write the index of a model whose shards have new names, with the rest of the index at `path`."""
     content = strict_json.loads((path and read_small(path)) or b"{}", "index of shards")
-    content["weight_map"] = {tensor: names.get(shard, shard) for tensor, shard in content["weight_map"].items()}
+    content["weight_map"] = dict(where)
     data = f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode()
     place.write_staged(name, data)
 
