@@ -11,6 +11,7 @@ from tests.checkpoints import checkpoints
 
 import weightmap as wm
 from weightmap.cli import main
+from weightmap.llama import translating
 
 from . import models
 from .models import CONFIGS, config_of, expected, tensors_of, write
@@ -620,6 +621,15 @@ def test_a_tokenizer_without_merges_is_named(tmp_path):
     source = write(tmp_path / "model", config_of(LLAMA), tensors_of(LLAMA), files=files)
     warnings = wm.convert(source, tmp_path / "x.gguf").warnings
     assert any("has no merges: llama.cpp does not load such a file" in warning for warning in warnings)
+
+
+def test_a_configuration_that_changes_meanwhile(tmp_path, monkeypatch):
+    source = write(tmp_path / "model", config_of(LLAMA), tensors_of(LLAMA))
+    config = source / "config.json"
+    monkeypatch.setattr(translating, "check_index", lambda _: config.write_text("{}"))
+    with pytest.raises(wm.FileChangedError, match=r"config\.json: the file was changed after the model was opened"):
+        wm.convert(source, tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
 
 
 def test_damaged_files_are_refused_by_errors_of_ours(tmp_path):

@@ -13,7 +13,7 @@ from weightmap.checkpoints.configuration import config_of, quantisation_of
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.open_source import folder_of, names_in, read_small, sibling_path
 from weightmap.core.model.internals import check_index, name_of, parts_of
-from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError
+from weightmap.errors import EncodeError, FileChangedError, MissingDependencyError, Remedy, TensorFileError
 from weightmap.huggingface.companion_files import TEMPLATES, companions
 from weightmap.llama import tokenizers
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, SCRIPT, add_keys, architecture_of, refusal
@@ -147,19 +147,17 @@ def recognised(file: TensorFile, *, strictly: bool, weights: bool) -> Architectu
     source, _, options = parts_of(file)
     config, _ = config_of(source, options.config, options.trust)
     _, architecture = architecture_of(config)
-    if architecture is not None:
-        settings = None if weights else quantisation_of(file)[0]
-        if settings is not None:
-            raise EncodeError(
-                f"this is a quantised checkpoint: {os.path.basename(settings.path)} has {settings.where}",
-                remedy=Remedy("{} converts its parameters", "weights", switch=True, python="f.weights"),
-            ).located(path=source.name)
-        return architecture
-    if strictly:
+    if architecture is None and strictly:
         raise EncodeError(unknown(file), expected=f"one of {', '.join(ARCHITECTURES)}", remedy=KEEP).located(
             path=source.name
         )
-    return None
+    settings = None if weights or architecture is None else quantisation_of(file)[0]
+    if settings is not None:
+        raise EncodeError(
+            f"this is a quantised checkpoint: {os.path.basename(settings.path)} has {settings.where}",
+            remedy=Remedy("{} converts its parameters", "weights", switch=True, python="f.weights"),
+        ).located(path=source.name)
+    return architecture
 
 
 def unknown(file: TensorFile) -> str:
@@ -202,6 +200,8 @@ def as_llama(
     ------
     EncodeError
         When llama.cpp could not run the model correctly: see `architectures`, `tokenizers` and `tensors`.
+    FileChangedError
+        When the configuration has lost the architecture that `recognised` found.
     FormatError
         When a file of the tokenizer is damaged.
     MissingDependencyError
@@ -210,9 +210,10 @@ def as_llama(
     gguf = _gguf()
     check_index(file)
     source, content, options = parts_of(file)
-    values, _ = config_of(source, options.config, options.trust)
+    values, path = config_of(source, options.config, options.trust)
     _, architecture = architecture_of(values)
-    assert architecture is not None  # noqa: S101 - see `recognised`
+    if architecture is None:  # `recognised` found one
+        raise FileChangedError("the file was changed after the model was opened", path=path)
     config = architecture.config(values)
     try:
         decoded = None if plain is None else lambda: parts_of(plain())[1].table
