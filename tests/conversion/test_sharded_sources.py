@@ -277,6 +277,25 @@ def test_an_error_holds_no_files(tmp_path, monkeypatch, keep_going):
             pytest.fail("no error")
 
     monkeypatch.setattr(os, "preadv", fail)
+    _check_holds_no_files(attempt)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+@pytest.mark.parametrize("format_", ["amb", "embd"])
+def test_an_error_of_several_shards_holds_no_files(tmp_path, format_):
+    wm.save(f"{tmp_path}/model/", {"a": np.ones(9, "f4"), "b": np.ones(9, "f4")}, format=format_, max_shard_size=40)
+    for path in (tmp_path / "model").glob("*-of-*"):
+        path.write_bytes(path.read_bytes()[:-1])
+
+    def attempt():
+        with contextlib.suppress(wm.ShardsError):
+            wm.verify(tmp_path / "model", run=wm.Run(keep_going=True))
+            pytest.fail("no error")
+
+    _check_holds_no_files(attempt)
+
+
+def _check_holds_no_files(attempt):
     attempt()
     gc.collect()
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208

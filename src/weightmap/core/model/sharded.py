@@ -781,26 +781,27 @@ def naming_all(source: Any) -> Iterator[None]:
     try:
         yield
     except (errors.TensorFileError, OSError):
-        failed = _closed_shards(source)
-        if len(failed) < 2:
-            raise
-        raise errors.ShardsError.of(failed) from failed[0][1]
+        failed = list(_closed_shards(source))
+        try:
+            if len(failed) < 2:
+                raise
+            raise errors.ShardsError.of(failed)
+        finally:
+            del failed  # a frame that refers to errors, as they to it, keeps files open until a garbage collection
 
 
-def _closed_shards(source: Any) -> list[tuple[str, Exception]]:
-    """Return the shards of a model that do not open, with their errors; none for a model without an index."""
-    failed: list[tuple[str, Exception]] = []
+def _closed_shards(source: Any) -> Iterator[tuple[str, Exception]]:
+    """Yield the shards of a model that do not open, with their errors; none for a model without an index."""
     path = open_source.path_of(source)
     if path is None:
-        return failed
+        return
     with contextlib.suppress(errors.TensorFileError, OSError):  # no directory, or one without a model
         path = path if single.is_index(path) else find_model(path)
     for name in sorted(_shards_named(path)) if single.is_index(path) else ():
         try:
             _open_shard(path, name, Options(DEFAULT_LIMITS, private=True)).close()
         except (errors.TensorFileError, OSError) as error:
-            failed.append((name, error))
-    return failed
+            yield name, error
 
 
 def _no_file(name: str) -> errors.LayoutError:
