@@ -77,7 +77,7 @@ def raw_state(raw):
     return piece("weight.quant_state.bitsandbytes__nf4", lambda _: np.frombuffer(raw, np.uint8))
 
 
-NF4, LLAMA = "nf4, nested True", "Llama 4 NVFP4"
+NF4, LLAMA, COMFYUI = "nf4, nested True", "Llama 4 NVFP4", "comfyui e5m2, described"
 # The example, the change, and words of the error: it names the tensor, or the key of the configuration.
 ROWS = [
     ("awq", config(quant_method="hqq"), "quant_method is 'hqq', expected one of auto-round, awq, bitsandbytes"),
@@ -244,6 +244,12 @@ ROWS = [
     (NF4, raw_state(b"{"), "q_proj.weight.quant_state"),
     (NF4, raw_state(b"[]"), "q_proj.weight.quant_state"),
     (NF4, raw_state(b"\xff"), "q_proj.weight.quant_state"),
+    (NF4, raw_state(b"{}".ljust(65537)), "quant_state.bitsandbytes__nf4' is 65537, expected at most 65536"),
+    (
+        COMFYUI,
+        piece("comfy_quant", lambda _: np.zeros(65537, np.uint8)),
+        "comfy_quant' is 65537, expected at most",
+    ),
     (NF4, extra("weight.quant_state.bitsandbytes__fp4", (1,), np.uint8), "two quant states"),
     (NF4, piece("weight.quant_map"), "weight.quant_map"),
     (NF4, piece("weight.nested_absmax", CUT), "q_proj.weight.nested_absmax"),

@@ -413,16 +413,18 @@ def test_folders_of_any_depth(model):
     """A stranger's folder may be deeper than Python's stack."""
     given = {NAME: f"sha256:{sha256(model / NAME)}"}
     folders = [Path(f"{model}/{'d/' * count}") for count in range(1, 1200)]
-    for folder in folders:
-        folder.mkdir()
-    assert wm.verify(wm.open(model, trust=given)).checks[0] == "SHA-256 of 1 file as given"
     unlisted = folders[-1] / "x"
-    unlisted.touch()
-    with pytest.raises(wm.TrustError, match="this file has no digest in the list: 'd/d/d/"):
-        wm.verify(wm.open(model, trust=given))
-    unlisted.unlink()
-    for folder in reversed(folders):  # `shutil.rmtree` is as deep as the folder
-        folder.rmdir()
+    try:
+        for folder in folders:
+            folder.mkdir()
+        assert wm.verify(wm.open(model, trust=given)).checks[0] == "SHA-256 of 1 file as given"
+        unlisted.touch()
+        with pytest.raises(wm.TrustError, match="this file has no digest in the list: 'd/d/d/"):
+            wm.verify(wm.open(model, trust=given))
+    finally:  # `shutil.rmtree`, which pytest uses, is as deep as the folder
+        unlisted.unlink(missing_ok=True)
+        for folder in reversed(folders):
+            folder.rmdir()
 
 
 def test_verify_says_what_was_compared(model, tmp_path, capsys):

@@ -16,6 +16,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.checkpoints.methods._expressions import Expression, UnsupportedExpressionError
+from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.strict_json import kind_of
 from weightmap.core.model.codes import INTEGERS, SMALL_FLOATS, may_be_codes
 from weightmap.errors import FormatError, UnsupportedError
@@ -35,6 +36,8 @@ FLOATS = (*HALVES, "float32")
 # Names of integers that are codes, and of the codes of experts that form one parameter.
 _PIECE = re.compile(r"(?:qweight|packed|quantized|codes|qdata|W_q)\Z")
 _FUSED = re.compile(r"(?:[._]proj|\bexperts\.\w+)\Z")
+# Most bytes of a description, such as a quant state of bitsandbytes.
+_MAX_JSON_NBYTES = 1 << 16
 # Methods that share a module.
 _ALIASES = {"mxfp8": "fp8", "fbgemm-fp8": "fp8"}
 
@@ -236,6 +239,14 @@ class Group:
         dtype, shape = row.viewed
         octets = row.source.pread(row.offset, row.nbytes)
         return np.frombuffer(octets, dtype).reshape(shape) if octets else np.empty(shape, dtype)
+
+    def described(self, role: str) -> Settings:
+        """Read a piece that is a short object of JSON."""
+        (length,) = self.check(role, ("uint8",), (None,))
+        if length > _MAX_JSON_NBYTES:
+            self.refuse("bytes", role, actual=length, expected=f"at most {_MAX_JSON_NBYTES}")
+        name = f"tensor {quoted(self.names[role])}"
+        return Settings(strict_json.loads(self.read(role).tobytes(), name), self.row(role).source.name, name)
 
 
 class Method:

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weightmap._messages import quoted
 from weightmap.checkpoints.methods import FLOATS, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Scaled
 from weightmap.checkpoints.pieced import Codes, Coding, Components, TargetTypes
-from weightmap.core.bytes import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +21,8 @@ _ONE_127TH = np.float32(0.007874015718698502)
 _ABSMAX, _MAP = "weight.absmax", "weight.quant_map"
 _NESTED_ABSMAX, _NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
-# Longest text of a quant state, and the most elements of a parameter.
-_LONGEST, _MAX_ELEMENTS = 1 << 16, 1 << 56
+# Most elements of a parameter.
+_MAX_ELEMENTS = 1 << 56
 _MAX_DIMS = 32
 
 
@@ -145,7 +143,7 @@ class BitsAndBytes(Method):
         states = [role for role in _STATES if role in group]
         if len(states) != 1:
             group.missing(_STATES[0]) if not states else group.refuse("two quant states", expected="one")
-        state, kind = self._state(group, states[0]), states[0][-3:]
+        state, kind = group.described(states[0]), states[0][-3:]
         if state.text("quant_type", kind) != kind:
             state.refuse("quant_type", repr(kind))
         size, shape = state.integer("blocksize"), state.values.get("shape")
@@ -185,15 +183,6 @@ class BitsAndBytes(Method):
         if coding.stated not in FLOATS:
             state.unsupported("dtype", "'float16', 'bfloat16' or 'float32'")
         return coding
-
-    @staticmethod
-    def _state(group: Group, role: str) -> Settings:
-        (length,) = group.check(role, ("uint8",), (None,))
-        if length > _LONGEST:
-            group.refuse("bytes", role, actual=length, expected=f"at most {_LONGEST}")
-        name = f"tensor {quoted(group.names[role])}"
-        values = strict_json.loads(group.read(role).tobytes(), name)
-        return Settings(values, group.row(role).source.name, name)
 
 
 METHOD = BitsAndBytes

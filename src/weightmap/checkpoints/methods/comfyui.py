@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from weightmap._messages import quoted
-from weightmap.checkpoints.methods import FLOAT8, Group, Method, Settings, as_settings
+from weightmap.checkpoints.methods import FLOAT8, Group, Method, Settings
 from weightmap.checkpoints.methods._codings import scaled
-from weightmap.core.bytes import strict_json
 from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding
 
 _SCALES = ("scale_weight", "weight_scale")
-# Bytes of a description that are read.
-_MAX_NBYTES = 4096
 
 
 class ComfyUI(Method):
@@ -54,11 +50,7 @@ class ComfyUI(Method):
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
         if "comfy_quant" in group:
-            group.check("comfy_quant", ("uint8",), (None,))
-            name = group.names["comfy_quant"]
-            raw = group.read("comfy_quant")[:_MAX_NBYTES].tobytes()
-            values = strict_json.loads(raw, f"tensor {quoted(name)}")
-            self._check(as_settings(values, self.settings.path, f"tensor {quoted(name)}"))
+            self._check(group.described("comfy_quant"))
         kind = group.row("weight").dtype.name
         if kind not in FLOAT8:
             group.refuse("dtype", "weight", actual=kind, expected=" or ".join(FLOAT8), kind=UnsupportedError)
