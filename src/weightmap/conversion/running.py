@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import quoted
-from weightmap.core.arguments import Limits, Options, as_integer, as_path, mistyped
+from weightmap.core.arguments import Limits, Options, as_integer, as_path, check_flags, mistyped
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import remove_leftovers, write_plan
 from weightmap.core.bytes.open_source import from_path, inside
@@ -80,8 +80,7 @@ class Run:
         """Check the values."""
         if self.executor is not None and not hasattr(self.executor, "submit"):
             raise mistyped("executor", self.executor, "a concurrent.futures.Executor")
-        if not isinstance(self.keep_going, bool):
-            raise mistyped("keep_going", self.keep_going, "True or False")
+        check_flags(self, "keep_going")
         if self.manifest is not None:
             object.__setattr__(self, "manifest", as_path("manifest", self.manifest))
         if not 0 <= as_integer("rank", self.rank) < as_integer("world_size", self.world_size):

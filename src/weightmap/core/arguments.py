@@ -200,6 +200,13 @@ def as_float(name: str, value: Any) -> float:
     raise mistyped(name, value, "a number")
 
 
+def check_flags(record: object, *names: str) -> None:
+    """Raise TypeError if one of these attributes is neither True nor False: a text such as "no" would mean True."""
+    for name in names:
+        if not isinstance(getattr(record, name), bool):
+            raise mistyped(name, getattr(record, name), "True or False")
+
+
 def as_path(name: str, value: Any) -> str:
     """Return an argument as a path. Raises TypeError for anything else."""
     try:

@@ -16,7 +16,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core import formats
-from weightmap.core.arguments import as_integer, as_path, check_progress, mistyped, names_moved
+from weightmap.core.arguments import as_integer, as_path, check_flags, check_progress, mistyped, names_moved
 from weightmap.core.bytes.atomic import directory_given, file_exists, write_plan
 from weightmap.core.bytes.open_source import takes_addresses
 from weightmap.core.dtypes import CROSSING, DTYPES, FLOATING, PAIRS, SCHEMES, DType, dtype_of
@@ -474,6 +474,7 @@ class Output:
         if self.layout is not None and not isinstance(self.layout, str):
             raise mistyped("layout", self.layout, "a str")
         aligned_to(self.align)
+        check_flags(self, "checksums", "sha256sums", "durable", "overwrite")
 
     @property
     def alignment(self) -> int:

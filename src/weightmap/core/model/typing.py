@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, overload
 
-from weightmap.core.arguments import Limits, as_float, as_integer, mistyped
+from weightmap.core.arguments import Limits, as_float, as_integer, check_flags, mistyped
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -276,3 +276,4 @@ class Remote:
             raise ValueError(f"concurrency is {self.concurrency}, expected at least 1")
         if self.deadline is not None and not 0 < as_float("deadline", self.deadline) < float("inf"):
             raise ValueError(f"deadline is {self.deadline}, expected a positive number of seconds")
+        check_flags(self, "redirects", "unversioned")
