@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -190,6 +191,28 @@ def test_a_cached_model_is_converted_offline(target, hub, tmp_path, monkeypatch)
     assert equal(wm.load(report.dst))
     assert report.copied == (("config.json",) if target == "new/" else ())
     assert not hub.asked
+
+
+def test_a_cached_model_without_permission_is_the_error_of_the_system(hub, monkeypatch):
+    """It was taken for a model without files, and downloading again was the remedy."""
+    from huggingface_hub import constants
+
+    folder = weightmap.hub.download(f"hf://{NAME}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def refusing(call):
+        def called(path):
+            if os.fspath(path) == os.fspath(folder):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+            return call(path)
+
+        return called
+
+    with monkeypatch.context() as patch:  # for root, permissions have no effect
+        patch.setattr(os, "listdir", refusing(os.listdir))
+        patch.setattr(os, "scandir", refusing(os.scandir))
+        with pytest.raises(PermissionError, match=re.escape(os.fspath(folder))):
+            wm.open(f"hf://{NAME}")
 
 
 def test_two_revisions_share_the_headers_of_equal_files(hub):

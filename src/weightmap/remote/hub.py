@@ -182,7 +182,8 @@ class HubStore:
         if _COMMIT.fullmatch(commit) is None or not os.path.isdir(root):
             words = f"{why}, and the cache has no revision {revision!r} of {self.name}"
             raise StoreError("refused", words, remedy=remedy)
-        paths = [path for path in Path(root).rglob("*") if path.is_file()]
+        # `rglob` takes a folder without permission for an empty one; `listdir` raises.
+        paths = [path for path in Path(root).rglob("*") if path.is_file()] if os.listdir(root) else []
         files = {path.relative_to(root).as_posix(): Entry(path.stat().st_size, None) for path in paths}
         return _Snapshot(commit, files, (), None, why)
 
