@@ -314,3 +314,12 @@ def test_full_versions_have_no_words_of_deltas(tmp_path, key):
             deltas.pull(tmp_path / "other", tmp_path / "source", base=tmp_path / "local")
     with pytest.raises(wm.DeltaError, match=key):
         deltas.apply(tmp_path / "local", folder)
+
+
+@pytest.mark.parametrize("name", ["weight_v0000000009", "weight_v\u0660\u0660\u0660\u0660\u0660\u0669"])
+def test_folders_with_another_spelling_of_a_number(world, name):
+    """They are no versions: the newest one is pulled."""
+    folder, source, _, states = world
+    (source / name).mkdir()
+    assert deltas.pull(folder, source, base=folder).version == 3
+    assert digests(wm.load(folder)) == digests(states[3])

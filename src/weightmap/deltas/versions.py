@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 INDEX, SINGLE = USUAL_NAMES[:2]
 # Versions are below this number: `_NAME` and `_DIGITS` match them.
 MAX_VERSION = 10**18
-_NAME = re.compile(r"weight_v(\d{6,18})/?")
+_NAME = re.compile(r"weight_v(\d{6}|[1-9]\d{6,17})/?", re.ASCII)
 _DIGITS = re.compile(r"\d{1,18}", re.ASCII)
 # Keys that only the metadata of a delta has; type and dimensions of a frame
 _OF_DELTAS = {"base_version", "delta_encoding", "compression_format", "checksum_format"}
