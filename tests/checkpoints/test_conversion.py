@@ -8,6 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.builders import gguf
 from tests.builders import safetensors as st
 from tests.checkpoints.checkpoints import EXAMPLES, MODULE, stored
 from tests.support import each, in_one_item
@@ -359,8 +360,11 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
             again = codes[..., :4].size // stored_scales.size
             assert codes[..., :4].tobytes() == stored_scales.repeat(again, -1).tobytes()
             # The checkpoint's library rounds the product of both scales, and then the product with the code once more.
-            values = g[NAME].dequantize() * np.float32(wanted)
-            np.testing.assert_allclose(values, f.weights[NAME].dequantize("float32"), rtol=2**-22)
+            values = f.weights[NAME].dequantize("float32")
+            np.testing.assert_allclose(g[NAME].dequantize() * np.float32(wanted), values, rtol=2**-22)
+            np.testing.assert_array_equal(g.weights[NAME].dequantize(), values)  # but for the signs of zeros
+            wm.convert(g.weights, tmp_path / "again.gguf")
+        assert (tmp_path / "again.gguf").read_bytes() == target.read_bytes()
     taken = nvfp4("modelopt nvfp4")
     taken.tensors[scale] = np.ones(1, np.float32)
     inexact = {
@@ -378,6 +382,51 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
         with wm.open(target) as g:
             assert isinstance(g[NAME], np.ndarray)
             assert (scale in g) is (key == "taken")
+
+
+def gguf_nvfp4(path, shape, scale):
+    """Write llama.cpp's NVFP4 with a scale beside it; return the values, by the definition."""
+    rng = np.random.default_rng(len(shape))
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // 64, 36), np.uint8)
+    blocks[..., :4] %= 0x7F
+    tensors = {
+        f"{MODULE}.weight": gguf.Tensor("nvfp4", shape, blocks.tobytes()),
+        f"{MODULE}.scale": gguf.Tensor(scale.dtype.name, scale.shape, scale.tobytes()),
+        "norm.weight": gguf.Tensor("float32", (2,), np.ones(2, np.float32).tobytes()),
+    }
+    path.write_bytes(gguf.build(tensors))
+    halves = blocks[..., 4:].reshape(*shape[:-1], -1, 4, 8)
+    codes = np.concatenate([halves & 15, halves >> 4], -1)
+    factors = blocks[..., :4].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    whole = scale.reshape(-1, *[1] * (factors.ndim - 1))
+    e2m1 = np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    return (e2m1[codes] * (factors * whole)[..., None]).reshape(shape)
+
+
+@pytest.mark.parametrize(("shape", "count"), [((3, 128), 1), ((3, 4, 64), 1), ((3, 4, 64), 3)])
+def test_nvfp4_of_gguf_has_the_scale_beside_it(tmp_path, shape, count):
+    """Parameters are multiplied by it; what computes on stored tensors refuses them, and names `f.weights`."""
+    path = tmp_path / "x.gguf"
+    values = gguf_nvfp4(path, shape, np.float32([0.37, 1.7, 3.1][:count]))
+    with wm.open(path) as f:
+        assert list(f.weights) == [NAME, "norm.weight"]
+        assert f.weights[NAME].dequantize().tobytes() == values.tobytes()
+        assert f.weights[NAME].payload.tobytes() == f[NAME].payload.tobytes() + f[f"{MODULE}.scale"].tobytes()
+        assert f.weights.read(NAME, "float16").tobytes() == values.astype(np.float16).tobytes()
+        for model in (f.weights, wm.open(path, mode="copy").weights):
+            assert dict(wm.plan(model, {NAME: np.s_[1:]}).run())[NAME].tobytes() == values[1:].tobytes()
+            assert dict(wm.plan(model, [NAME]).run())[NAME].dequantize().tobytes() == values.tobytes()
+        for compute in (lambda: f.read(NAME), lambda: wm.convert(f, tmp_path / "x.safetensors", dtype="float32")):
+            with pytest.raises(wm.UnsupportedError, match=rf"{MODULE}.scale.*; f\.weights"):
+                compute()
+
+
+@pytest.mark.parametrize(("scale", "what"), [(np.ones((2, 1), np.float32), "shape"), (np.ones(1, np.float16), "dtype")])
+def test_a_scale_that_does_not_fit_nvfp4_of_gguf(tmp_path, scale, what):
+    path = tmp_path / "x.gguf"
+    gguf_nvfp4(path, (2, 64), scale)
+    with wm.open(path) as f, pytest.raises(wm.FormatError, match=f"{what} of tensor '{MODULE}.scale'"):
+        f.weights[NAME]
 
 
 @in_one_item("name", ["Llama 4 NVFP4", "Llama 4 FP8", "fp8 experts"])

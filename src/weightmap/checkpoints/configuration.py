@@ -76,7 +76,7 @@ def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
     """
     source, _, options = parts_of(file)
     if file.format == "gguf" and options.config is None:
-        return None, {}
+        return _of_file(file), {}
     config, path = config_of(source, options.config, options.trust)
     settings = _stated(config, path)
     if settings is None and options.config is None and source.absolute is not None:
@@ -183,10 +183,12 @@ def _sidecar(model: str, trust: Any) -> Settings | None:
 
 
 def _of_file(file: Any) -> Settings | None:
-    """Return ComfyUI's settings from the header and the names of tensors. Refuse classes of torchao."""
+    """Return settings of ComfyUI, and of NVFP4 in GGUF, from header and names. Refuse classes of torchao."""
+    path, table = parts_of(file)[0].name, parts_of(file)[1].table
+    if file.format == "gguf" and tell_of_scales(table) and "nvfp4" in table.dtypes():
+        return _as_settings({"quant_method": "gguf-nvfp4"}, path, "names of tensors")
     if file.format != "safetensors":
         return None
-    path = parts_of(file)[0].name
     for part in file.shards.values() or (file,):
         metadata = part.metadata
         if _COMFY in metadata:
@@ -198,7 +200,7 @@ def _of_file(file: Any) -> Settings | None:
                 kind = quoted(match[1])
                 msg = f"metadata {quoted(key)} says that the tensor is a {kind} of torchao, which is not decoded"
                 raise UnsupportedError(msg, field="metadata")
-    if tell_of_scales(parts_of(file)[1].table) and any(name.endswith(_COMFY_TENSORS) for name in file):
+    if tell_of_scales(table) and any(name.endswith(_COMFY_TENSORS) for name in file):
         return _as_settings({"quant_method": "comfyui"}, path, "names of tensors")
     return None
 

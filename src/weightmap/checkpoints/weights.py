@@ -135,7 +135,7 @@ class _Parameters(ViewTable):
 
         def parameter_or_row(number: int, small: _Small | None) -> Any:
             name, entry = names[number], self._entries[number]
-            if type(entry) is int or not {"weight_scale_2", "weight_global_scale"} & entry.keys():
+            if type(entry) is int or not {"weight_scale_2", "weight_global_scale", "scale"} & entry.keys():
                 return entry
             scale_name = self._whole_of(name)
             fits = scale_name not in used and self._target_types.takes(name) and self._target_types.takes(scale_name)
@@ -334,7 +334,8 @@ class Components(Geometry):
     def piece_of(self, role: str, whole: NDArray[Any]) -> NDArray[Any]:
         """Return a piece, from a tensor that holds pieces of several parameters."""
         start, (_, row) = self.starts[role], self.rows[role]
-        array: NDArray[Any] = row.over(whole.reshape(-1).view(np.uint8)[start : start + row.nbytes])
+        octets = whole.payload if isinstance(whole, QuantizedTensor) else whole.reshape(-1).view(np.uint8)
+        array: NDArray[Any] = row.over(octets[start : start + row.nbytes])
         return array
 
     def over(self, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> CompositeTensor:

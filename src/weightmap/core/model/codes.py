@@ -81,6 +81,9 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
     kind = row.dtype.name
     if kind in _VIEWED and row.nbytes and not row.dtype.quantized:
         return f"{name}.absmax" if find(f"{name}.absmax") is not None else None
+    if kind == "nvfp4":  # of GGUF: the scale of the whole tensor, if any, is beside it
+        whole = f"{name.removesuffix('.weight')}.scale"
+        return whole if find(whole) is not None else None
     if not may_be_codes(name, row):
         return None
     for scale_name in _scale_names(name):
@@ -170,7 +173,7 @@ def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str
     table = parts_of(file)[1].table
     if not table.dtypes() & _CODES and not tell_of_scales(table):
         return [], ""
-    rows = {name: row for name, row in named_rows(file) if not row.dtype.quantized}
+    rows = dict(named_rows(file))
     pairs = [
         (name, how) for name, row in rows.items() if takes(name) and (how := _known_codes(file, name, row, rows.get))
     ]
