@@ -364,7 +364,7 @@ def is_near(path: str, other: str) -> bool:
 
     Files of one repository in the Hub's cache are near, wherever the cache stores them.
     """
-    if os.path.dirname(path) == os.path.dirname(other) and not os.path.islink(path):
+    if os.path.dirname(path) == os.path.dirname(other) and not _is_link(path):
         return True
     real = os.path.realpath(path)
     folders = os.path.realpath(os.path.dirname(other)), os.path.dirname(os.path.realpath(other))
@@ -374,6 +374,14 @@ def is_near(path: str, other: str) -> bool:
     if blob_ is None or blob is None or os.path.dirname(blob_) != os.path.dirname(blob):
         return False
     return real == blob or is_shared(real, blob)
+
+
+def _is_link(path: str) -> bool:
+    """Whether a path is a link; `os.path.islink` takes a path that the system cannot look up for none."""
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # or a name with NUL
+        return False
 
 
 def check_near(path: str, other: str) -> None:
