@@ -421,11 +421,19 @@ def test_nvfp4_of_gguf_has_the_scale_beside_it(tmp_path, shape, count):
                 compute()
 
 
-@pytest.mark.parametrize(("scale", "what"), [(np.ones((2, 1), np.float32), "shape"), (np.ones(1, np.float16), "dtype")])
-def test_a_scale_that_does_not_fit_nvfp4_of_gguf(tmp_path, scale, what):
+@pytest.mark.parametrize(
+    ("shape", "scale", "what"),
+    [
+        ((2, 64), np.ones((2, 1), np.float32), "shape of tensor .*scale"),
+        ((2, 64), np.ones(1, np.float16), "dtype of tensor .*scale"),
+        ((64,), np.ones(1, np.float32), "shape of tensor .*weight"),
+        ((1, 1, 2, 64), np.ones(1, np.float32), "shape of tensor .*weight"),
+    ],
+)
+def test_pieces_that_are_not_nvfp4_of_gguf(tmp_path, shape, scale, what):
     path = tmp_path / "x.gguf"
-    gguf_nvfp4(path, (2, 64), scale)
-    with wm.open(path) as f, pytest.raises(wm.FormatError, match=f"{what} of tensor '{MODULE}.scale'"):
+    gguf_nvfp4(path, shape, scale)
+    with wm.open(path) as f, pytest.raises(wm.FormatError, match=what):
         f.weights[NAME]
 
 

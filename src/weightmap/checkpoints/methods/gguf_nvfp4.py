@@ -74,7 +74,7 @@ class GgufNvfp4(Method):
 
     def coding(self, group: Group) -> pieced.Coding:
         """Implement `Method.coding`."""
-        *outer, nbytes = group.row("weight").shape
+        *outer, nbytes = group.check("weight", ("uint8",), (None, None), (None, None, None))
         group.check("scale", ("float32",), (), (1,), *([tuple(outer[:1])] if len(outer) > 1 else []))
         coding = Blocks("nvfp4 gguf", (*outer, nbytes // _BYTES * _ELEMENTS), "weight", "scale", block_size=16)
         coding.stated = "float32"
