@@ -304,6 +304,11 @@ class Components(Geometry):
 
     __slots__ = ("coding", "model_dtype", "rows", "starts")
 
+    coding: Coding
+    model_dtype: DType
+    rows: Mapping[str, tuple[str, Row]]
+    starts: Mapping[str, int]
+
     def __init__(
         self, coding: Coding, model_dtype: DType, rows: Mapping[str, tuple[str, Row]], starts: Mapping[str, int]
     ) -> None:

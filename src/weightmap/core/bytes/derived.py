@@ -41,6 +41,7 @@ class Derived(Source):
     parent : Source
     """
 
+    parent: Source
     path: str | None
     name: str
     mode: str
