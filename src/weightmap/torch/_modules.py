@@ -143,7 +143,7 @@ def _module_names(names: Collection[str], prefix: str, include: Globs, rename: R
         some = ", ".join(map(quoted, list(roots)[:10])) or "nothing: there is no tensor"
         raise StateError(f"prefix is {quoted(prefix)}, which no tensor to read begins with; names begin with {some}")
     if isinstance(rename, Mapping):
-        whole, unused = arguments.whole_names(chosen.values(), rename)
+        whole, unused = arguments.whole_names(set(chosen.values()), rename)
         if unused:
             some = ", ".join(map(quoted, unused[:3]))
             raise StateError(f"rename has {some}, the name of none of {counted(len(chosen), 'tensor')}")

@@ -48,8 +48,8 @@ class Blocks(pieced.Coding):
         self, read: Callable[[str], NDArray[Any]], target_types: pieced.TargetTypes
     ) -> pieced.Layout | None:
         """Implement `Coding.counterpart`: the stored blocks."""
-        whole = read(self.scales).reshape(-1)
-        return pieced.Layout("nvfp4", _ELEMENTS, "ue4m3", whole) if "nvfp4" in target_types.schemes else None
+        fits = "nvfp4" in target_types.schemes
+        return pieced.Layout("nvfp4", _ELEMENTS, "ue4m3", read(self.scales).reshape(-1)) if fits else None
 
     def blocks(self, pieces: pieced.Components, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
